@@ -1,0 +1,1 @@
+"""From texts to the pooled hidden states of language models."""

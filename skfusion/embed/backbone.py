@@ -1,0 +1,409 @@
+"""A language model and its tokenizer in memory: tokenise, run, find the blocks, fingerprint.
+
+Nothing here names transformers (`loading` does), so that any module with a forward will do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import joblib
+import numpy as np
+from numpy.typing import NDArray
+
+from .batching import pad
+
+if TYPE_CHECKING:
+    import torch
+
+_NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
+
+# Their position ids start behind the padding id, so that the table's first rows are never used.
+# fmt: off
+_OFFSET_POSITIONS = frozenset({
+    "bridgetower", "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt",
+    "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+})
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as far as it is known without its weights."""
+
+    name: str  # as the user gave it, for messages
+    location: str  # what from_pretrained takes
+    identity: str  # says which weights and tokenizer these are; equal means equal vectors
+    n_layers: int
+    width: int
+    revision: str | None = None
+    gguf: str | None = None  # a GGUF file's path; `location` is where its conversion goes
+    max_positions: int | None = None
+    fixed_positions: bool = False  # a table of positions: a longer text cannot be run at all
+    saved_dtype: str = "float32"
+    trust_remote_code: bool = False
+
+
+class Backbone:
+    """A language model and its tokenizer, already in memory.
+
+    Give one to `LLMLayerEmbedder` to embed with a model that you have loaded, quantised or
+    changed yourself. It is shared by `sklearn.base.clone` and ``copy.deepcopy``, never copied,
+    and neither moved nor cast. Its pickle holds the weights, as nothing else could bring them
+    back; an embedder made from a hub id, folder or GGUF file pickles without them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A transformers model (a task head is left out, of an encoder-decoder the encoder is
+        taken), or anything whose ``forward(input_ids, attention_mask)`` returns an object with
+        ``last_hidden_state`` and, asked with ``output_hidden_states=True``, ``hidden_states``.
+    tokenizer : callable
+        A transformers tokenizer, or anything that maps a list of texts to a dict with
+        ``"input_ids"``.
+
+    Attributes
+    ----------
+    n_layers : int
+        Number of blocks L; layers are 0 (the embedding output) to L.
+    width : int
+        Length of a hidden state.
+
+    Examples
+    --------
+    >>> from transformers import AutoModel, AutoTokenizer  # doctest: +SKIP
+    >>> model = AutoModel.from_pretrained("gpt2")  # doctest: +SKIP
+    >>> tokenizer = AutoTokenizer.from_pretrained("gpt2")  # doctest: +SKIP
+    >>> LLMLayerEmbedder(Backbone(model, tokenizer))  # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._body = _body(model)
+        self._start()
+
+    def _start(self) -> None:
+        # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
+        self.lock = threading.RLock()
+        self.hooks_agree: bool | None = None  # set by the first pass, see forward.py
+        self._digest: tuple[Any, str] | None = None
+        self._shape: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"Backbone({type(self.model).__name__}, {type(self.tokenizer).__name__})"
+
+    def __copy__(self) -> Backbone:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backbone:
+        return self
+
+    def __sklearn_clone__(self) -> Backbone:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "tokenizer": self.tokenizer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return self._depth_and_width()[0]
+
+    @property
+    def width(self) -> int:
+        """Length of a hidden state."""
+        return self._depth_and_width()[1]
+
+    def _depth_and_width(self) -> tuple[int, int]:
+        if self._shape is None:
+            config = getattr(self._body, "config", None)
+            try:
+                self._shape = shape(config)
+            except ValueError:
+                # A stub without a config: one token tells.
+                states = self.run(*self.batch([[self.pad_id]]), all_states=True).hidden_states
+                self._shape = len(states) - 1, int(states[-1].shape[-1])
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype in which the model computes."""
+        for tensor in _parameters(self._body):
+            if tensor.is_floating_point():
+                return str(tensor.dtype).removeprefix("torch.")
+        return "float32"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the input goes; the blocks of a dispatched model may be elsewhere."""
+        import torch
+
+        tensor = next(_parameters(self._body), None)
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def pad_id(self) -> int:
+        """Id written at padding, where the mask hides it. The vocabulary is never resized."""
+        return self._first_id("pad_token_id", "eos_token_id")
+
+    def _first_id(self, *names: str) -> int:
+        ids = (getattr(self.tokenizer, name, None) for name in names)
+        return next((int(i) for i in ids if i is not None), 0)
+
+    def source(self) -> Source:
+        """Describe the model as `resolve` describes one that is not loaded."""
+        positions, fixed = position_limit(getattr(self._body, "config", None))
+        return Source(
+            name=repr(self),
+            location="",
+            identity=self.identity(),
+            n_layers=self.n_layers,
+            width=self.width,
+            max_positions=positions,
+            fixed_positions=fixed,
+            saved_dtype=self.dtype,
+        )
+
+    def identity(self) -> str:
+        """Digest the weights, config and tokenizer, again only after a weight was written."""
+        tensors = _tensors(self._body)
+        state = (
+            tuple((name, t.data_ptr(), _version(t)) for name, t in tensors.items()),
+            joblib.hash(_tokenizer_state(self.tokenizer)),
+        )
+        if self._digest is None or self._digest[0] != state:
+            total = hashlib.sha256(f"{type(self._body).__qualname__}\0{state[1]}\0".encode())
+            config: Any = getattr(self._body, "config", None)
+            if hasattr(config, "to_json_string"):
+                total.update(config.to_json_string().encode())
+            for name, tensor in tensors.items():
+                total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+                total.update(_bytes(tensor))
+            if not tensors:
+                total.update(_opaque_state(self.model).encode())
+            self._digest = (state, total.hexdigest())
+        return f"memory:{self._digest[1]}"
+
+    def tokenize(
+        self, texts: Sequence[str], max_length: int | None, max_positions: int | None
+    ) -> Tokens:
+        """Turn texts into token ids, cut to the limit.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            The texts.
+        max_length : int or None
+            Most tokens of a text, the special ones counted. None takes the smaller of the
+            tokenizer's and the model's limit.
+        max_positions : int or None
+            The model's limit.
+
+        Returns
+        -------
+        Tokens
+            Ids, token types where the model has them, and which texts were cut.
+        """
+        limit = max_length if max_length is not None else self._limit(max_positions)
+        options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
+        encoded = self.tokenizer(list(texts), padding=False, **options)
+        ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
+        types = encoded.get("token_type_ids")
+        if types is not None and not any(map(any, types)):
+            types = None  # all zero is what every model assumes
+        cut = np.zeros(len(ids), dtype=bool)
+        for i, row in enumerate(ids):
+            if limit is not None and len(row) >= limit:
+                cut[i] = self._was_cut(texts[i], encoded, i, limit)
+            if not row:  # no token at all: SmolLM2 and GPT-2 turn "" into nothing
+                ids[i] = [self._first_id("bos_token_id", "eos_token_id", "pad_token_id")]
+                if types is not None:
+                    types[i] = [0]
+        return Tokens(ids, types, cut)
+
+    def _limit(self, max_positions: int | None) -> int | None:
+        own = getattr(self.tokenizer, "model_max_length", None)
+        limits = [int(n) for n in (own, max_positions) if n is not None and n < _NO_LIMIT]
+        return min(limits, default=None)
+
+    def _was_cut(self, text: str, encoded: Any, i: int, limit: int) -> bool:
+        fast = getattr(encoded, "encodings", None)
+        if fast is not None:
+            return bool(fast[i].overflowing)
+        return len(self.tokenizer([text], truncation=False, verbose=False)["input_ids"][0]) > limit
+
+    def batch(
+        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Pad token rows on the right, whatever side the tokenizer likes, and move them."""
+        import torch
+
+        ids, mask = pad(rows, self.pad_id)
+        tensors = [torch.from_numpy(ids), torch.from_numpy(mask)]
+        if types is not None:
+            tensors.append(torch.from_numpy(pad(types, 0)[0]))
+        moved = [tensor.to(self.device) for tensor in tensors]
+        return moved[0], moved[1], (moved[2] if types is not None else None)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor | None = None,
+        *,
+        all_states: bool = False,
+    ) -> Any:
+        """Run the model's forward. Padding stands on the right: default positions are right."""
+        import torch
+
+        wanted = {"token_type_ids": types, "use_cache": False, "return_dict": True}
+        if all_states:
+            wanted["output_hidden_states"] = True
+        accepted = _accepted(self._body)
+        options = {
+            name: value
+            for name, value in wanted.items()
+            if value is not None and (name in accepted or "**" in accepted)
+        }
+        with torch.inference_mode():
+            return self._body(input_ids=ids, attention_mask=mask.long(), **options)
+
+    def blocks(self) -> tuple[list[Any], bool]:
+        """Find the modules whose outputs are the hidden states 1 to L.
+
+        Returns
+        -------
+        blocks : list of torch.nn.Module
+            Empty where there is no list of L different modules.
+        certain : bool
+            Whether the model itself declares these modules' outputs to be its hidden states. If
+            not, the first pass must compare.
+        """
+        declared = _declared_blocks(self._body)
+        found: list[list[Any]] = []
+        for module in getattr(self._body, "modules", list)():
+            if type(module).__name__ != "ModuleList" or len(module) != self.n_layers:
+                continue
+            blocks = list(module)
+            if len(set(map(id, blocks))) == len(blocks):
+                if declared and isinstance(blocks[0], declared):
+                    return blocks, all(isinstance(block, declared) for block in blocks)
+                found.append(blocks)
+        return (found[0] if found else []), False
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of some texts, not padded."""
+
+    ids: list[list[int]]
+    types: list[list[int]] | None
+    truncated: NDArray[np.bool_]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text."""
+        return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
+
+
+def _body(model: Any) -> Any:
+    """Leave out task heads and decoders: only hidden states are wanted."""
+    body = getattr(model, "base_model", None)  # a transformers model has one, a stub has not
+    if body is None or not hasattr(body, "config"):
+        return model
+    if getattr(body.config, "is_encoder_decoder", False) and hasattr(body, "get_encoder"):
+        return body.get_encoder() or body
+    return body
+
+
+def _declared_blocks(model: Any) -> tuple[type, ...]:
+    """Classes whose first output transformers itself records as a hidden state."""
+    classes: list[type] = []
+    for module in getattr(model, "modules", list)():
+        recorded = (getattr(module, "_can_record_outputs", None) or {}).get("hidden_states")
+        for entry in recorded if isinstance(recorded, list) else [recorded]:
+            kind = getattr(entry, "target_class", entry)
+            if isinstance(kind, type) and getattr(entry, "index", 0) == 0:
+                classes.append(kind)
+    return tuple(classes)
+
+
+def _parameters(module: Any) -> Iterator[torch.Tensor]:
+    return iter(module.parameters()) if hasattr(module, "parameters") else iter(())
+
+
+def _accepted(module: Any) -> frozenset[str]:
+    """Names that a forward takes, with "**" where it takes any."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+
+
+def _tensors(module: Any) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = module.state_dict() if hasattr(module, "state_dict") else {}
+    return {name: value for name, value in state.items() if hasattr(value, "data_ptr")}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _tokenizer_state(tokenizer: Any) -> Any:
+    """All of a tokenizer that can change its ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _opaque_state(tokenizer)
+    # What stands before are truncation and padding, which each call sets anew.
+    _, _, settings = backend.to_str().partition('"added_tokens"')
+    names = ("model_max_length", "truncation_side", "pad_token_id", "bos_token_id", "eos_token_id")
+    return settings, [getattr(tokenizer, name, None) for name in names]
+
+
+def _opaque_state(thing: Any) -> str:
+    try:
+        return str(joblib.hash((type(thing).__qualname__, thing)))
+    except Exception:  # whatever its pickling raises: it cannot be identified beyond this process
+        return f"{type(thing).__qualname__}:{os.getpid()}:{id(thing)}"
+
+
+def shape(config: Any) -> tuple[int, int]:
+    """Depth and width of the text part."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    depth = getattr(text, "num_hidden_layers", None)
+    width = getattr(text, "hidden_size", None)
+    if not isinstance(depth, int) or not isinstance(width, int):
+        raise ValueError(
+            "its config names no num_hidden_layers and hidden_size, so it is not known to be a "
+            "language model."
+        )
+    return depth, width
+
+
+def position_limit(config: Any) -> tuple[int | None, bool]:
+    """Give the most tokens that the model takes, and whether a table of positions ends there."""
+    if config is None:
+        return None, False
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None, False
+    if getattr(text, "model_type", "") in _OFFSET_POSITIONS:
+        positions -= (getattr(text, "pad_token_id", None) or 0) + 1
+    rotary = any(getattr(text, name, None) for name in ("rope_parameters", "rope_theta"))
+    return positions, not rotary

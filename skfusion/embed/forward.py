@@ -1,0 +1,248 @@
+"""One pass through a model: every wanted layer is pooled as its block gives it out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .backbone import Backbone
+from .pooling import POOLINGS
+from .shards import Column
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FLOAT16_MAX = 6e4
+_FLOAT16_ERROR = 1e-3
+
+
+class _LastNeeded(Exception):
+    """Ends a pass that has all it needs; no error."""
+
+
+class ForwardPass:
+    """Runs batches through a backbone and gives their pooled vectors.
+
+    Hooks on the blocks pool each hidden state while it is there, so that those of two blocks are
+    never alive together, and the pass ends behind the last layer that is wanted. Models whose
+    blocks cannot be found, or do not give out the hidden states, are asked for all states.
+
+    Use it as a context manager: it holds the backbone's lock and removes its hooks at the end.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The model.
+    columns : sequence of (layer, pooling)
+        What to compute, in the order of the result.
+    """
+
+    def __init__(self, backbone: Backbone, columns: Sequence[Column]) -> None:
+        self._backbone, self._columns = backbone, tuple(columns)
+        self._wanted: dict[int, list[str]] = defaultdict(list)
+        for layer, pooling in columns:
+            self._wanted[layer].append(pooling)
+        self._deepest = max(self._wanted)
+        self._depth = backbone.n_layers
+        self._handles: list[Any] = []
+        self._mask: Tensor | None = None
+        self._seen: dict[int, Tensor] | None = None
+        self._pooled: dict[Column, Tensor] = {}
+
+    def __enter__(self) -> ForwardPass:
+        self._backbone.lock.acquire()
+        try:
+            blocks, certain = self._backbone.blocks()
+            if self._backbone.hooks_agree is None and (certain or not blocks):
+                self._backbone.hooks_agree = certain
+            if self._backbone.hooks_agree is not False:
+                self._hook(blocks)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._unhook()
+        self._backbone.lock.release()
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, blocks: Sequence[Any]) -> None:
+        def before_first(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._see(0, args[0] if args else kwargs["hidden_states"])
+
+        self._handles.append(blocks[0].register_forward_pre_hook(before_first, with_kwargs=True))
+        # The last layer is read behind the final norm, from the model's own output.
+        for k, block in enumerate(blocks[:-1], start=1):
+
+            def after(module: Any, args: Any, output: Any, k: int = k) -> None:
+                self._see(k, output[0] if isinstance(output, tuple) else output)
+
+            self._handles.append(block.register_forward_hook(after))
+
+    def _see(self, layer: int, hidden: Tensor) -> None:
+        if self._seen is not None:  # comparing
+            self._seen[layer] = hidden
+            return
+        assert self._mask is not None
+        mask = self._mask.to(hidden.device)
+        for pooling in self._wanted.get(layer, ()):
+            self._pooled[layer, pooling] = POOLINGS[pooling](hidden, mask)
+        if layer == self._deepest < self._depth:
+            raise _LastNeeded
+
+    def __call__(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+        """Pool one batch.
+
+        Parameters
+        ----------
+        ids, mask : tensor of shape (batch, tokens)
+            Token ids, and a boolean mask of the real tokens.
+        types : tensor of shape (batch, tokens) or None
+            Token types, where the model has them.
+
+        Returns
+        -------
+        tensor of float32, shape (batch, len(columns) * width)
+            On the device of the model's output.
+        """
+        import torch
+
+        if self._backbone.hooks_agree is None:
+            return self._first_batch(ids, mask, types)
+        with torch.inference_mode():
+            if self._backbone.hooks_agree:
+                self._run_hooked(ids, mask, types)
+            else:
+                self._pool_states(self._all_states(ids, mask, types), mask)
+            return self._collect()
+
+    def _run_hooked(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
+        self._mask, self._pooled = mask, {}
+        try:
+            output = self._backbone.run(ids, mask, types)
+            self._see(self._depth, output.last_hidden_state)
+        except _LastNeeded:
+            pass
+        finally:
+            self._mask = None
+
+    def _all_states(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> list[Tensor]:
+        output = self._backbone.run(ids, mask, types, all_states=True)
+        states = list(output.hidden_states)
+        if len(states) != self._depth + 1:
+            raise ValueError(
+                f"{self._backbone!r} gives {len(states)} hidden states, but its config speaks of "
+                f"{self._depth} layers (hence {self._depth + 1} states)."
+            )
+        states[-1] = output.last_hidden_state
+        return states
+
+    def _pool_states(self, states: Sequence[Tensor], mask: Tensor) -> None:
+        self._pooled = {
+            (layer, pooling): POOLINGS[pooling](states[layer], mask.to(states[layer].device))
+            for layer, pooling in self._columns
+        }
+
+    def _collect(self) -> Tensor:
+        import torch
+
+        vectors = [self._pooled[column] for column in self._columns]
+        self._pooled = {}
+        for (layer, _), vector in zip(self._columns, vectors, strict=True):
+            if vector.shape[1] != self._backbone.width:
+                raise ValueError(
+                    f"Layer {layer} of {self._backbone!r} has vectors of {vector.shape[1]} "
+                    f"values, the others of {self._backbone.width}. Leave it out with "
+                    f"store_layers='requested' or a list."
+                )
+        return torch.cat([vector.to(vectors[-1].device) for vector in vectors], dim=1)
+
+    def _first_batch(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> Tensor:
+        """Compare hooks with the model's own hidden states on the shortest text, then go on.
+
+        That text's vectors are used, so that no text passes through the model twice.
+        """
+        import torch
+
+        lengths = mask.sum(dim=1)
+        row = int(lengths.argmin())
+        short = slice(0, int(lengths[row]))
+        others = [i for i in range(len(ids)) if i != row]
+        with torch.inference_mode():
+            self._compare(ids[[row], short], mask[[row], short], _part(types, [row], short))
+            first = self._collect()
+        if not others:
+            return first
+        rest = self(ids[others], mask[others], _part(types, others, slice(None)))
+        order = torch.tensor([row, *others], device=rest.device).argsort()
+        return torch.cat([first.to(rest.device), rest])[order]
+
+    def _compare(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
+        import torch
+
+        seen = self._seen = {}
+        try:
+            states = self._all_states(ids, mask, types)
+        finally:
+            self._seen = None
+        self._backbone.hooks_agree = sorted(seen) == list(range(self._depth)) and all(
+            torch.equal(hidden, states[k]) for k, hidden in seen.items()
+        )
+        if not self._backbone.hooks_agree:
+            self._unhook()
+        self._pool_states(states, mask)
+
+
+def settle(vectors: Tensor, width: int, store_dtype: str) -> Tensor:
+    """Round vectors to what the store will keep, so that cold and warm calls agree bit for bit.
+
+    Each vector is judged by itself, so that its value never depends on the texts beside it.
+
+    Parameters
+    ----------
+    vectors : tensor of float32, shape (batch, n * width)
+        Pooled vectors.
+    width : int
+        Length of one vector.
+    store_dtype : {"auto", "float16", "float32"}
+        "auto" rounds a vector to float16 where its largest value is under 6e4 and the error is
+        at most 1e-3 of its norm.
+
+    Returns
+    -------
+    tensor of float32, shape (batch, n * width)
+        A vector of values beyond float16 becomes infinite only under "float16".
+    """
+    import torch
+
+    if store_dtype == "float32":
+        return vectors
+    rounded = vectors.half().float()
+    if store_dtype == "float16":
+        return rounded
+    each = vectors.view(len(vectors), -1, width)
+    error = torch.linalg.vector_norm(each - rounded.view_as(each), dim=2)
+    exact = error <= _FLOAT16_ERROR * torch.linalg.vector_norm(each, dim=2)
+    exact &= each.abs().amax(dim=2) < _FLOAT16_MAX
+    if bool(exact.all()):
+        return rounded
+    return torch.where(exact[..., None], rounded.view_as(each), each).view_as(vectors)
+
+
+def _part(types: Tensor | None, rows: list[int], tokens: slice) -> Tensor | None:
+    return None if types is None else types[rows, tokens]
