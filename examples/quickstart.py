@@ -1,12 +1,13 @@
 """
-==================================================
+===================================================
 Which layer, which pooling? Search all of them once
-==================================================
+===================================================
 
-The last layer of a language model is seldom its best one for a classification problem. Here
-``layer`` and ``pooling`` are hyperparameters like any other: `GridSearchCV` tries every
-combination by cross-validation, while each text passes through each model only once. The vectors
-stay in a store on disk, so a second run encodes nothing.
+The last layer of a language model need not be its best one for a classification problem, and the
+mean over the tokens need not be the best pooling. Here ``layer`` and ``pooling`` are
+hyperparameters like any other: `GridSearchCV` tries every combination by cross-validation, while
+each text passes through each model only once. The vectors stay in a store on disk, so a second run
+encodes nothing.
 
 Run it on your own texts, a csv or csv.gz file with the columns ``text`` and ``label``::
 
@@ -23,6 +24,7 @@ import gzip
 import math
 import sys
 import time
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -39,8 +41,9 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from small_models import MODELS, cache_folder, fetch, target_folder
+from threadpoolctl import threadpool_limits
 
-from skfusion import LLMLayerEmbedder
+from skfusion import LLMLayerEmbedder, TruncationWarning
 
 POOLINGS = ["mean", "last", "mean_no_first"]
 CS = [0.01, 1.0]
@@ -135,6 +138,15 @@ class LayerTable:
         return int(row), int(column)
 
 
+def fill_store(embed: LLMLayerEmbedder, texts: list[str]) -> tuple[int, float]:
+    """Return how many texts were not stored yet, and the seconds that encoding them took."""
+    stored_before = embed.fit(texts).store_.info()["n_texts"]
+    start = time.perf_counter()
+    embed.warm(texts)
+    seconds = time.perf_counter() - start
+    return embed.store_.info()["n_texts"] - stored_before, seconds
+
+
 def search_layers(
     name: str,
     path: Path,
@@ -147,12 +159,7 @@ def search_layers(
 ) -> LayerTable:
     """Search layer, pooling and C for one model."""
     embed = LLMLayerEmbedder(path, pooling=POOLINGS, memory=memory, max_length=256)
-    stored_before = embed.fit(texts).store_.info()["n_texts"]
-    start = time.perf_counter()
-    embed.warm(texts)
-    encode_seconds = time.perf_counter() - start
-    n_encoded = embed.store_.info()["n_texts"] - stored_before
-
+    n_encoded, encode_seconds = fill_store(embed, texts)
     layers = layers_to_try(embed.n_layers_)
     pipeline = Pipeline(
         [
@@ -167,7 +174,10 @@ def search_layers(
         pipeline, grid, scoring="f1_macro", cv=folds, n_jobs=n_jobs, error_score="raise"
     )
     start = time.perf_counter()
-    search.fit(texts, labels)
+    # Problems this small lose more to the threads' waiting for each other than they gain.
+    with threadpool_limits(limits=1, user_api="blas"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncationWarning)  # `warm` has said it for all texts
+        search.fit(texts, labels)
     search_seconds = time.perf_counter() - start
 
     mean, std = best_over_c(search.cv_results_, layers)
@@ -218,11 +228,12 @@ def format_table(table: LayerTable) -> str:
         ]
         lines.append(f"{layer:>5}" + "".join(f"{cell:>18}" for cell in cells))
     best = ", ".join(f"{name}={value!r}" for name, value in table.best_params.items())
+    loading = "loading the model included" if table.n_encoded else "no weights loaded"
     lines += [
         f"* best: {best}",
-        f"{table.n_texts} texts, {table.n_encoded} of them new to the store: "
-        f"{table.encode_seconds:.1f} s with loading; "
-        f"{table.n_fits} fits of the search: {table.search_seconds:.1f} s",
+        f"encoding: {table.n_texts} texts, {table.n_encoded} of them new to the store, "
+        f"{table.encode_seconds:.1f} s ({loading})",
+        f"search: {table.n_fits} fits, {table.search_seconds:.1f} s",
     ]
     return "\n".join(lines)
 
@@ -235,14 +246,15 @@ def draw_heatmaps(tables: Sequence[LayerTable]) -> Figure:
     size = (1.2 + 3.3 * n_columns, 0.9 + n_rows * (1.1 + 0.36 * tallest))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    colours = Normalize(
-        min(table.mean.min() for table in tables), max(table.mean.max() for table in tables)
-    )
+    scores = np.concatenate([table.mean.ravel() for table in tables])
+    # The worst fifth shares one colour, since a few hopeless cells would take most of the scale.
+    colours = Normalize(np.percentile(scores, 20), scores.max())
     for axis, table in zip(axes, tables, strict=False):
         image = _draw_panel(axis, table, colours)
     for axis in axes[len(tables) :]:
         axis.remove()
-    figure.colorbar(image, ax=axes[: len(tables)].tolist(), label="macro-F1, cross-validated")
+    used = axes[: len(tables)].tolist()
+    figure.colorbar(image, ax=used, extend="min", label="macro-F1, cross-validated")
     figure.suptitle("Score by layer and pooling (framed: the best)")
     return figure
 
