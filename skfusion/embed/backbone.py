@@ -404,6 +404,7 @@ def position_limit(config: Any) -> tuple[int | None, bool]:
     if not isinstance(positions, int) or positions < 1:
         return None, False
     if getattr(text, "model_type", "") in _OFFSET_POSITIONS:
-        positions -= (getattr(text, "pad_token_id", None) or 0) + 1
+        # MPNet's padding id is 1 whatever its config says.
+        positions -= max(getattr(text, "pad_token_id", None) or 0, 1) + 1
     rotary = any(getattr(text, name, None) for name in ("rope_parameters", "rope_theta"))
     return positions, not rotary

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_WARNED: set[str] = set()  # fingerprints whose cut texts this process has heard of
+
+
 class TruncationWarning(UserWarning):
     """Some texts were longer than the model or `max_length` takes, and were cut."""
 
@@ -264,7 +267,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Warns
         -----
         TruncationWarning
-            If texts were cut; once a call.
+            If texts were cut: once a call that computes them, and once a process for texts
+            whose vectors are stored.
         StoreWarning
             If vectors cannot be stored, or some were found damaged.
         """
@@ -411,9 +415,13 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _warn_if_truncated(self, encoded: Encoded, n_texts: int) -> None:
         self.n_truncated_ = encoded.n_truncated
-        if not encoded.n_truncated:
+        fingerprint = self._spec.fingerprint()
+        # A search reads the same cut texts from the store hundreds of times: of those it is
+        # enough to hear once a process.
+        if not encoded.n_truncated or (fingerprint in _WARNED and not encoded.newly_truncated):
             return
-        limit = self.max_length or "the model's limit"
+        _WARNED.add(fingerprint)
+        limit = self._spec.max_length or "the model's limit"
         warnings.warn(
             f"{encoded.n_truncated} of {n_texts} texts were longer than max_length ({limit} "
             f"tokens) and were cut.",

@@ -60,6 +60,7 @@ class Encoded:
 
     vectors: NDArray[np.float32]  # (n_texts, len(columns) * width)
     n_truncated: int
+    newly_truncated: bool  # whether any of them was computed in this call
 
 
 def encode(
@@ -112,7 +113,7 @@ def encode(
         run.compute(load(), batch_tokens, progress)
     store.tidy()
     out = run.out if len(unique) == len(texts) else run.out[inverse]
-    return Encoded(out, int(run.truncated[inverse].sum()))
+    return Encoded(out, int(run.truncated[inverse].sum()), run.newly_truncated)
 
 
 class _Run:
@@ -132,6 +133,7 @@ class _Run:
         self.out = np.empty((len(texts), len(columns) * spec.source.width), dtype=np.float32)
         self.truncated = np.zeros(len(texts), dtype=bool)
         self.known = np.zeros(len(texts), dtype=bool)
+        self.newly_truncated = False
 
     def missing(self) -> NDArray[np.intp]:
         return np.flatnonzero(~self.known)
@@ -182,6 +184,7 @@ class _Run:
         texts = [prompt + self.texts[i] for i in window]
         tokens = backbone.tokenize(texts, self.spec.max_length, source.max_positions)
         self.truncated[window] = tokens.truncated
+        self.newly_truncated |= bool(tokens.truncated.any())
         asked = self.out.shape[1]
         for batch, vectors in _run_batches(backbone, forward, tokens, budget, self.spec):
             rows = window[batch]

@@ -143,7 +143,12 @@ class ForwardPass:
 
     def _all_states(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> list[Tensor]:
         output = self._backbone.run(ids, mask, types, all_states=True)
-        states = list(output.hidden_states)
+        states = list(getattr(output, "hidden_states", None) or [])
+        if not states:
+            raise ValueError(
+                f"{self._backbone!r} returns no hidden_states when asked for them with "
+                f"output_hidden_states=True, and its blocks could not be used instead."
+            )
         if len(states) != self._depth + 1:
             raise ValueError(
                 f"{self._backbone!r} gives {len(states)} hidden states, but its config speaks of "

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import threading
@@ -316,7 +317,8 @@ def _converted(source: Source) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with quiet():
+        # The bar of the conversion obeys none of the switches, so it is written to nowhere.
+        with quiet(), contextlib.redirect_stderr(io.StringIO()):
             model = AutoModel.from_pretrained(
                 folder,
                 gguf_file=name,

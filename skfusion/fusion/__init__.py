@@ -1,0 +1,1 @@
+"""Several embeddings of one text made one: blocks, operators, `FusionTransformer`."""

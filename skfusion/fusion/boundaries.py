@@ -1,0 +1,208 @@
+"""Where one block of an input's columns ends and the next begins, and reading inputs by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
+
+from .blocks import EmbeddingBlocks, check_block_names, densify, to_slices
+
+_FLOATS = [np.float64, np.float32]
+SINGLE = "single"
+
+
+def find_boundaries(X: Any, block_sizes: Any = None) -> dict[str, slice]:
+    """Find the blocks of an input: from `block_sizes`, from `X` itself, or from column names.
+
+    Parameters
+    ----------
+    X : EmbeddingBlocks, data frame or array of shape (n_samples, n_features)
+        The input. The columns of a frame are named ``block__feature``, as `FeatureUnion` does.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        Widths of the blocks, which go before what `X` says; "single" takes all columns for one
+        block. A sequence's blocks are named "block0", "block1" and so on.
+
+    Returns
+    -------
+    dict of str to slice
+        The columns of each block.
+
+    Raises
+    ------
+    ValueError
+        If widths do not add up to the columns of `X`, the columns of a block are not adjacent,
+        or nothing says where the boundaries are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.boundaries import find_boundaries
+    >>> find_boundaries(np.zeros((4, 5)), [2, 3])
+    {'block0': slice(0, 2, None), 'block1': slice(2, 5, None)}
+    """
+    n_features = X.shape[1]
+    if block_sizes is not None:
+        return _from_sizes(block_sizes, n_features)
+    if isinstance(X, EmbeddingBlocks):
+        return X.slices
+    columns = frame_columns(X)
+    if columns is not None:
+        return _from_columns(columns)
+    raise ValueError(
+        f"X is a plain array of {n_features} columns that does not say where one block ends and "
+        f"the next begins. A step before this one, such as StandardScaler, turns the blocks of "
+        f"EmbedderUnion into a plain array: leave it out (FusionTransformer scales each block "
+        f"itself, scale='standard'), or pass block_sizes=[...] with the width of each block, or "
+        f"block_sizes='single' to take all columns for one block."
+    )
+
+
+def _from_sizes(block_sizes: Any, n_features: int) -> dict[str, slice]:
+    if isinstance(block_sizes, str):
+        if block_sizes != SINGLE:
+            raise ValueError(_explain_sizes(block_sizes))
+        return to_slices({"block0": n_features})
+    if not isinstance(block_sizes, Mapping | Sequence | np.ndarray) or not len(block_sizes):
+        raise ValueError(_explain_sizes(block_sizes))
+    if isinstance(block_sizes, Mapping):
+        sizes = dict(block_sizes)
+        check_block_names(list(sizes))
+    else:
+        sizes = {f"block{i}": size for i, size in enumerate(block_sizes)}
+    if any(not isinstance(n, Integral) or isinstance(n, bool) or n < 1 for n in sizes.values()):
+        raise ValueError(_explain_sizes(block_sizes))
+    total = sum(sizes.values())
+    if total != n_features:
+        raise ValueError(
+            f"block_sizes={block_sizes!r} add up to {total}, but X has {n_features} columns. Give "
+            f"the width of every block, in the order of the columns."
+        )
+    return to_slices({name: int(n) for name, n in sizes.items()})
+
+
+def _explain_sizes(block_sizes: Any) -> str:
+    return (
+        f"block_sizes={block_sizes!r} must be a list of widths such as [384, 576], a dict of "
+        f"names to widths, 'single' or None."
+    )
+
+
+def _from_columns(columns: Sequence[str]) -> dict[str, slice]:
+    bare = [c for c in columns if not c.partition("__")[0] or "__" not in c]
+    if bare:
+        raise ValueError(
+            f"Column {bare[0]!r} of X does not say to which block it belongs. Name the columns "
+            f"'block__feature', as FeatureUnion(...).set_output(transform='pandas') does, or pass "
+            f"block_sizes=[...], or block_sizes='single' to take all columns for one block."
+        )
+    sizes: dict[str, int] = {}
+    previous = None
+    for block in (c.partition("__")[0] for c in columns):
+        if block in sizes and block != previous:
+            raise ValueError(
+                f"The columns of block {block!r} are not adjacent in X: columns of block "
+                f"{previous!r} stand between them. Sort the columns by block."
+            )
+        sizes[block] = sizes.get(block, 0) + 1
+        previous = block
+    return to_slices(sizes)
+
+
+def frame_columns(X: Any) -> list[str] | None:
+    """Give the column names of a data frame.
+
+    Parameters
+    ----------
+    X : object
+        Anything.
+
+    Returns
+    -------
+    list of str or None
+        None where `X` is no frame, or its columns are not named by ``str``.
+    """
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    if not isinstance(frame, nw.DataFrame):
+        return None
+    columns: list[Any] = list(frame.columns)
+    return columns if all(isinstance(c, str) for c in columns) else None
+
+
+def read_blocks(
+    estimator: Any, X: Any, block_sizes: Any = None, *, reset: bool
+) -> list[NDArray[Any]]:
+    """Validate an input as scikit-learn does and cut it into its blocks.
+
+    In `fit` it sets ``block_indices_``, ``n_features_in_`` and, where columns are named,
+    ``feature_names_in_`` of the estimator; afterwards it holds inputs to them.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Whose input it is.
+    X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
+        The input; finite numbers.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        The estimator's parameter.
+    reset : bool
+        True in `fit`.
+
+    Returns
+    -------
+    list of ndarray of float64 or float32, each (n_samples, width)
+        The blocks, of one dtype; views of the input where it has that dtype.
+
+    Raises
+    ------
+    ValueError
+        If `X` is not 2-D, not finite, empty, has other blocks or columns than in `fit`, or does
+        not say where its blocks are.
+    """
+    if isinstance(X, EmbeddingBlocks) and block_sizes is None:
+        return _read_embedding_blocks(estimator, X, reset)
+    array = _read_array(estimator, X, reset)
+    if reset:
+        source = X if frame_columns(X) is not None else array
+        estimator.block_indices_ = find_boundaries(source, block_sizes)
+    return [array[:, cut] for cut in estimator.block_indices_.values()]
+
+
+def _read_array(estimator: Any, X: Any, reset: bool) -> NDArray[Any]:
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    if not isinstance(frame, nw.DataFrame) or frame.implementation.is_pandas_like():
+        array: NDArray[Any] = validate_data(estimator, X, reset=reset, dtype=_FLOATS)
+        return array
+    # scikit-learn knows dtypes of pandas only, and would make float64 of polars' float32.
+    validate_data(estimator, X, reset=reset, skip_check_array=True)
+    return check_array(frame.to_numpy(), dtype=_FLOATS, estimator=estimator, input_name="X")
+
+
+def _read_embedding_blocks(estimator: Any, X: EmbeddingBlocks, reset: bool) -> list[NDArray[Any]]:
+    blocks = [
+        check_array(
+            densify(block), dtype=_FLOATS, estimator=estimator, input_name=f"block {name!r}"
+        )
+        for name, block in X.blocks.items()
+    ]
+    if reset:
+        estimator.block_indices_ = X.slices
+        estimator.n_features_in_ = X.shape[1]
+        estimator.__dict__.pop("feature_names_in_", None)
+        if X.feature_names is not None:
+            estimator.feature_names_in_ = np.array(X.feature_names, dtype=object)
+    elif X.slices != estimator.block_indices_:
+        fitted = ", ".join(f"{k}: {c.stop - c.start}" for k, c in estimator.block_indices_.items())
+        given = ", ".join(f"{k}: {n}" for k, n in X.block_sizes.items())
+        raise ValueError(
+            f"X has blocks {given} ({X.shape[1]} features), but {type(estimator).__name__} is "
+            f"expecting {estimator.n_features_in_} features in the blocks {fitted} of fit."
+        )
+    common = np.result_type(*blocks)
+    return [block.astype(common, copy=False) for block in blocks]

@@ -1,0 +1,85 @@
+"""Scaling of a block, fitted on training rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.preprocessing import StandardScaler
+
+_CONSTANT = 100  # times the dtype's precision: such a std is what rounding leaves
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """How a block is scaled.
+
+    Parameters
+    ----------
+    how : "standard", "l2" or None
+        The `scale` parameter.
+    mean, std : ndarray of shape (width,) or None
+        What "standard" takes off and divides by.
+    """
+
+    how: str | None
+    mean: NDArray[Any] | None = None
+    std: NDArray[Any] | None = None
+
+    def __call__(self, block: NDArray[Any]) -> NDArray[Any]:
+        """Scale rows.
+
+        Parameters
+        ----------
+        block : ndarray of shape (n_samples, width)
+            The block.
+
+        Returns
+        -------
+        ndarray of the same shape and dtype
+            A new array; with ``how=None`` the block itself.
+        """
+        if self.how == "standard":
+            assert self.mean is not None and self.std is not None
+            scaled = block - self.mean.astype(block.dtype)
+            scaled /= self.std.astype(block.dtype)
+            return scaled
+        if self.how == "l2":
+            norms = np.linalg.norm(block, axis=1, keepdims=True)
+            return block / np.where(norms == 0, 1, norms)
+        return block
+
+
+def fit_scaler(block: NDArray[Any], how: str | None) -> Scaler:
+    """Learn the scaling of a block.
+
+    Parameters
+    ----------
+    block : ndarray of shape (n_samples, width)
+        Training rows.
+    how : "standard", "l2" or None
+        Zero mean and unit variance of columns (a column that does not vary is only centred),
+        unit norm of rows, or nothing.
+
+    Returns
+    -------
+    Scaler
+        Applies it to other rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.scaling import fit_scaler
+    >>> block = np.array([[1.0, 5.0], [3.0, 5.0]])
+    >>> fit_scaler(block, "standard")(block)
+    array([[-1.,  0.],
+           [ 1.,  0.]])
+    """
+    if how != "standard":
+        return Scaler(how)
+    fitted = StandardScaler().fit(block)
+    std, precision = np.sqrt(fitted.var_), np.finfo(block.dtype)
+    constant = std <= _CONSTANT * precision.eps * np.abs(fitted.mean_) + precision.tiny
+    return Scaler(how, fitted.mean_, np.where(constant, 1.0, std))

@@ -1,0 +1,218 @@
+"""Projections trained together with the operator and a linear classifier, which is then dropped.
+
+The objective is the cross-entropy of softmax(F V + c) over the training rows, F the output of
+`FusionTransformer`, plus a weight decay on V and on the projections W_i in units where the rows of
+each block have mean squared norm 1. It is minimised by L-BFGS over all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+from sklearn.model_selection import train_test_split
+
+from .operators import Operator, concat, mean
+from .projection import LinearProjection, Projection, pca_projection
+from .targets import Targets
+
+Flat = NDArray[np.float64]
+
+DECAYS = (1e-2, 1e-3, 1e-4)
+_FEW_ROWS = 10  # below that nothing is held out to choose the decay by
+_SEARCH_STEPS = 60
+_FINAL_STEPS = 300
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """Coordinates of a block's rows in as few dimensions as they span, with mean norm 1.
+
+    The best W is a combination of the training rows, so nothing is lost, and few rows of a wide
+    block cost little.
+    """
+
+    rows: NDArray[Any]
+    to_basis: LinearProjection | None
+    norm: float
+
+    def widen(self, weight: NDArray[Any], bias: NDArray[Any]) -> LinearProjection:
+        """Express a map of the coordinates as a map of the block."""
+        weight = weight / self.norm
+        if self.to_basis is None:
+            return LinearProjection(weight, bias)
+        return LinearProjection(self.to_basis.weight @ weight, bias + self.to_basis.bias @ weight)
+
+
+def supervised_projections(
+    blocks: Sequence[NDArray[Any]],
+    targets: Targets,
+    operator: Operator,
+    *,
+    n_components: int,
+    residual: bool | str,
+    rng: np.random.RandomState,
+) -> list[Projection]:
+    """Train W_i and b_i of each block for a linear classifier of what `FusionTransformer` gives.
+
+    The weight decay is that of `DECAYS` with the least cross-entropy on a fifth of the rows that
+    is held out by class; then all rows are trained on. With fewer than 10 rows, or a class of one
+    row, it is the middle one.
+
+    Parameters
+    ----------
+    blocks : sequence of ndarray of shape (n_samples, width)
+        Scaled training rows.
+    targets : Targets
+        Their classes.
+    operator : Operator
+        What fuses the projected blocks.
+    n_components : int
+        The common width d.
+    residual : {False, "concat", "add"}
+        As in `FusionTransformer`.
+    rng : numpy.random.RandomState
+        For the start and the held-out rows. torch's generator is not used.
+
+    Returns
+    -------
+    list of LinearProjection
+        One a block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.operators import OPERATORS
+    >>> from skfusion.fusion.supervised import supervised_projections
+    >>> from skfusion.fusion.targets import Targets
+    >>> codes = np.repeat([0, 1], 10)
+    >>> X = codes[:, None] + np.zeros((20, 3))
+    >>> targets, rng = Targets(np.eye(2)[codes], codes, np.ones(20)), np.random.RandomState(0)
+    >>> (project,) = supervised_projections(
+    ...     [X], targets, OPERATORS["sum"], n_components=2, residual=False, rng=rng
+    ... )
+    >>> project(X).shape
+    (20, 2)
+    """
+    bases = [_to_basis(block, rng) for block in blocks]
+    problem = _pose([basis.rows for basis in bases], targets, operator, n_components, residual)
+    start = _draw(problem, rng)
+    parts = _cut(_minimise(problem, start, _choose_decay(problem, start, rng), _FINAL_STEPS), problem)
+    return [basis.widen(parts[2 * i], parts[2 * i + 1][0]) for i, basis in enumerate(bases)]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is minimised over: shapes are those of W_1, b_1, ..., W_n, b_n, V, c."""
+
+    rows: list[NDArray[Any]]
+    targets: Targets
+    fuse: Callable[[Sequence[Any], Sequence[Any]], Any]
+    shapes: list[tuple[int, int]]
+
+    def take(self, rows: NDArray[np.intp]) -> _Problem:
+        blocks = [block[rows] for block in self.rows]
+        return replace(self, rows=blocks, targets=self.targets.take(rows))
+
+
+def _pose(
+    rows: list[NDArray[Any]], targets: Targets, operator: Operator, d: int, residual: bool | str
+) -> _Problem:
+    def fuse(blocks: Sequence[Any], projected: Sequence[Any]) -> Any:
+        fused = operator(projected)
+        if residual == "add":
+            fused = fused + mean(projected)
+        return concat([*blocks, fused]) if residual == "concat" else fused
+
+    probe = fuse([block[:1] for block in rows], [np.zeros((1, d), rows[0].dtype) for _ in rows])
+    n_classes = targets.matrix.shape[1]
+    shapes = [shape for block in rows for shape in [(block.shape[1], d), (1, d)]]
+    shapes += [(probe.shape[1], n_classes), (1, n_classes)]
+    return _Problem(rows, targets, fuse, shapes)
+
+
+def _to_basis(block: NDArray[Any], rng: np.random.RandomState) -> _Basis:
+    to_basis = None
+    if 2 * len(block) < block.shape[1]:
+        to_basis = pca_projection(block, max(1, len(block) - 1), rng)
+        block = to_basis(block)
+    norm = float(np.sqrt((block.astype(np.float64) ** 2).sum() / len(block))) or 1.0
+    return _Basis(block / block.dtype.type(norm), to_basis, norm)
+
+
+def _draw(problem: _Problem, rng: np.random.RandomState) -> Flat:
+    """Start from projections with entries of unit variance, and a head that knows nothing."""
+    parts = [np.zeros(shape) for shape in problem.shapes]
+    for i in range(len(problem.rows)):
+        parts[2 * i] = rng.standard_normal(problem.shapes[2 * i])
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def _cut(flat: Any, problem: _Problem) -> list[Any]:
+    """Cut a vector of all parameters into matrices; it may be a tensor."""
+    parts, start = [], 0
+    for rows, columns in problem.shapes:
+        parts.append(flat[start : start + rows * columns].reshape(rows, columns))
+        start += rows * columns
+    return parts
+
+
+def _choose_decay(problem: _Problem, start: Flat, rng: np.random.RandomState) -> float:
+    codes = problem.targets.codes
+    assert codes is not None
+    counts = np.bincount(codes)
+    n_held = max(len(codes) // 5, len(counts))
+    if counts.min() < 2 or len(codes) < max(_FEW_ROWS, 2 * n_held):
+        return DECAYS[1]
+    train, held = train_test_split(
+        np.arange(len(codes)), test_size=n_held, stratify=codes, random_state=rng
+    )
+    known, other = problem.take(train), _objective(problem.take(held), 0.0)
+    losses = []
+    for decay in DECAYS:
+        # From the stronger decay's optimum: it is near, and the path stays on one branch.
+        start = _minimise(known, start, decay, _SEARCH_STEPS)
+        losses.append(other(start)[0])
+    return DECAYS[int(np.argmin(losses))]
+
+
+def _minimise(problem: _Problem, start: Flat, decay: float, steps: int) -> Flat:
+    found = optimize.minimize(
+        _objective(problem, decay),
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": steps, "maxfun": 2 * steps, "gtol": _TOLERANCE, "ftol": 1e-7},
+    )
+    at: Flat = found.x
+    return at
+
+
+def _objective(problem: _Problem, decay: float) -> Callable[[Flat], tuple[float, Flat]]:
+    import torch
+
+    blocks = [torch.from_numpy(np.ascontiguousarray(block)) for block in problem.rows]
+    dtype = blocks[0].dtype
+    row_weights = problem.targets.row_weights
+    weights = torch.from_numpy(row_weights / row_weights.sum()).to(dtype)
+    codes = torch.from_numpy(problem.targets.codes)
+
+    def evaluate(flat: Flat) -> tuple[float, Flat]:
+        at = torch.from_numpy(flat).to(dtype).requires_grad_()
+        parts = _cut(at, problem)
+        projected = [
+            torch.addmm(parts[2 * i + 1], block, parts[2 * i]) for i, block in enumerate(blocks)
+        ]
+        logits = problem.fuse(blocks, projected) @ parts[-2] + parts[-1]
+        lost = torch.nn.functional.cross_entropy(logits, codes, reduction="none")
+        squares = torch.stack([(part**2).sum() for part in parts[::2]]).sum()
+        loss = (weights * lost).sum() + 0.5 * decay * squares
+        (slope,) = torch.autograd.grad(loss, at)
+        return loss.item(), slope.double().numpy()
+
+    return evaluate

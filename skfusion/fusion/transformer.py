@@ -1,0 +1,346 @@
+"""`FusionTransformer`: scaling, projection and operator as one scikit-learn transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
+
+from .blocks import to_slices
+from .boundaries import SINGLE, read_blocks
+from .operators import Operator, mean
+from .projection import Projection, common_width, count_sketch, pca_projection, random_projection
+from .registry import export_operators, find_operator, import_operators
+from .scaling import fit_scaler
+from .supervised import supervised_projections
+from .targets import Targets, read_targets
+from .weighted import ridge_weights
+
+# These put the blocks side by side: no projection, and nothing that a residual could add.
+_SIDE_BY_SIDE = ("concat", "weighted")
+
+
+class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Fuse the embedding blocks of each row into one vector.
+
+    Each block E_i is scaled, projected to a common width d (u_i), and an operator makes one
+    vector F of all of them. Everything is learnt from the rows given to `fit`.
+
+    Parameters
+    ----------
+    operator : str, default="concat"
+        How blocks are fused; n > 2 blocks are folded from the left.
+
+        - "concat": [E_1 ‖ ... ‖ E_n], scaled and not projected.
+        - "sum", "mean", "hadamard": u_1 + ... + u_n, its mean, the entrywise product.
+        - "multiplication": the product of the matrices that u_i are, row-major √d × √d. Needs
+          two blocks and a perfect square d. The order of the blocks matters.
+        - "quaternion": the Hamilton product, components in four parts [r ‖ i ‖ j ‖ k]. Needs two
+          blocks and d a multiple of 4. The order of the blocks matters.
+        - "weighted": [w_1 E_1 ‖ ... ‖ w_n E_n] with w_i >= 0 adding up to 1, chosen in `fit` by
+          the leave-one-out error of ridge regression. Needs y, of classes or of numbers.
+        - "bilinear": compact bilinear pooling. u_i is the count sketch of E_i, whatever
+          `projection` says, and d may be any number.
+        - one that was registered with `register_operator`.
+
+        A single block is passed on by all but "multiplication" and "quaternion", and is
+        projected only where `n_components` is set or ``projection="supervised"``.
+    residual : {False, "concat", "add"}, default=False
+        What is added to F: nothing, the scaled and unprojected blocks before it
+        ([E_1 ‖ ... ‖ E_n ‖ F]), or the mean of the projected ones (F + mean(u_i)). "concat" and
+        "weighted" hold the blocks already, and are not changed.
+    projection : {"pca", "random", "supervised", None}, default="pca"
+        How blocks come to the common width: their principal components; independent Gaussian
+        projections; weights trained together with the operator and a linear classifier on top,
+        which is then dropped (needs y, of classes); or not at all, for blocks of one width.
+        Products of principal components depend on the components' signs and order, which are
+        fixed (the largest entry is positive) but not meaningful.
+    n_components : int or None, default=None
+        The common width d. None takes the width of the smallest block, rounded down to what the
+        operator needs, and at most the n_samples - 1 that PCA can give.
+    scale : {"standard", "l2", None}, default="standard"
+        What is done to each block first: zero mean and unit variance of its columns (one that
+        does not vary is only centred), unit norm of its rows, or nothing.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        Width of each block, or "single" to take all columns for one block. None finds the
+        blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them.
+    class_weight : {"balanced", None}, default=None
+        Whether "weighted" and "supervised" count all classes the same.
+    random_state : int, RandomState instance or None, default=None
+        For random and supervised projections, count sketches, the randomised PCA of large
+        blocks, and the rows that "weighted" looks at where there are very many.
+
+    Attributes
+    ----------
+    block_indices_ : dict of str to slice
+        The input's columns of each block.
+    output_indices_ : dict of str to slice
+        The output's columns of each block that is put side by side, and of the fused part, which
+        has the operator's name. In the form of ``ColumnTransformer.output_indices_``.
+    scalers_ : dict of str to Scaler
+        The scaling of each block.
+    projections_ : dict of str to LinearProjection or CountSketch
+        The projection of each block; empty where nothing is projected.
+    weights_ : ndarray of shape (n_blocks,)
+        The weights of "weighted"; they add up to 1.
+    kernel_weights_ : ndarray of shape (n_blocks,)
+        The share of each block in the variance of the output of "weighted"; they add up to 1.
+    n_features_in_ : int
+        Number of input columns.
+    feature_names_in_ : ndarray of str
+        Names of the input columns, where they have any.
+
+    Raises
+    ------
+    ValueError
+        In `fit`, if boundaries cannot be found, blocks hold NaN or infinite values, widths do
+        not suit the operator, or y is missing where it is needed. A block that does not vary
+        gives zeros. A single training row gives finite results where no PCA is asked for, and
+        an error otherwise.
+
+    Warns
+    -----
+    ProjectionWarning
+        In `fit`, if there are too few rows for the default width.
+
+    See Also
+    --------
+    register_operator : Adds an operator.
+    PAPER_OPERATORS : The nine combinations of operator and residual in the paper.
+
+    References
+    ----------
+    Gwak and Jung, "Beyond Single Representations: Multi-Model Embedding Fusion for Stable Text
+    Classification", ACL 2026.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.blocks import EmbeddingBlocks
+    >>> from skfusion.fusion.transformer import FusionTransformer
+    >>> X = EmbeddingBlocks({"a": np.array([[1.0, 2.0]]), "b": np.array([[3.0, 4.0]])})
+    >>> FusionTransformer("hadamard", projection=None, scale=None).fit_transform(X)
+    array([[3., 8.]])
+    >>> fuse = FusionTransformer("sum", residual="concat", projection=None, scale=None)
+    >>> fuse.fit_transform(X)
+    array([[1., 2., 3., 4., 4., 6.]])
+    >>> fuse.output_indices_
+    {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'sum': slice(4, 6, None)}
+    """
+
+    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+        "operator": [str],
+        "residual": [StrOptions({"concat", "add"}), "boolean"],
+        "projection": [StrOptions({"pca", "random", "supervised"}), None],
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "scale": [StrOptions({"standard", "l2"}), None],
+        "block_sizes": ["array-like", Mapping, StrOptions({SINGLE}), None],
+        "class_weight": [StrOptions({"balanced"}), None],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        operator: str = "concat",
+        *,
+        residual: bool | str = False,
+        projection: str | None = "pca",
+        n_components: int | None = None,
+        scale: str | None = "standard",
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
+        class_weight: str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.operator = operator
+        self.residual = residual
+        self.projection = projection
+        self.n_components = n_components
+        self.scale = scale
+        self.block_sizes = block_sizes
+        self.class_weight = class_weight
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> FusionTransformer:
+        """Learn scaling, projections and weights.
+
+        Parameters
+        ----------
+        X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
+            The blocks of the training rows, float32 or float64; others become float64.
+        y : array-like of shape (n_samples,) or None, default=None
+            Targets; used by ``operator="weighted"`` and ``projection="supervised"`` only.
+
+        Returns
+        -------
+        FusionTransformer
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            See the class.
+        """
+        if self.residual is True:
+            raise ValueError("residual=True is not known. Use 'concat', 'add' or False.")
+        operator = None if self.operator == "weighted" else find_operator(self.operator)
+        blocks = read_blocks(self, X, self.block_sizes, reset=True)
+        targets = read_targets(self, y, len(blocks[0])) if self._needs_y() else None
+        rng = check_random_state(self.random_state)
+        scalers = [fit_scaler(block, self.scale) for block in blocks]
+        scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
+        for name in ("weights_", "kernel_weights_"):
+            self.__dict__.pop(name, None)
+        projections: list[Projection] = []
+        if operator is None:
+            assert targets is not None
+            self.weights_, self.kernel_weights_ = ridge_weights(scaled, targets, rng)
+        elif operator.name != "concat":
+            projections = self._fit_projections(operator, scaled, targets, rng)
+        self.scalers_ = dict(zip(self.block_indices_, scalers, strict=True))
+        self.projections_ = dict(zip(self.block_indices_, projections, strict=False))
+        self._operator, self._residual = self.operator, self.residual
+        self._lay_out([block[:1] for block in scaled])
+        return self
+
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
+        """Fuse the blocks of each row.
+
+        Parameters
+        ----------
+        X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
+            The same blocks as in `fit`, or a plain array of the same columns.
+
+        Returns
+        -------
+        ndarray of float32 or float64, shape (n_samples, n_features_out)
+            The fused rows, C-contiguous, in the dtype of `X`; see `output_indices_`.
+
+        Raises
+        ------
+        ValueError
+            If `X` has other blocks than in `fit`, or holds NaN or infinite values.
+        """
+        check_is_fitted(self)
+        blocks = read_blocks(self, X, self.block_sizes, reset=False)
+        scalers = self.scalers_.values()
+        scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
+        return np.ascontiguousarray(self._fuse(scaled))
+
+    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
+        """Name the output's columns.
+
+        Parameters
+        ----------
+        input_features : array-like of str or None, default=None
+            Names of the input columns, where they were not named in `fit`.
+
+        Returns
+        -------
+        ndarray of str objects
+            Blocks that are put side by side keep the names of the input's columns, or are named
+            ``{block}__{i}`` where it has none; fused columns are named ``{operator}{i}``.
+        """
+        check_is_fitted(self)
+        if input_features is None and not hasattr(self, "feature_names_in_"):
+            inputs = [
+                f"{name}__{i}"
+                for name, cut in self.block_indices_.items()
+                for i in range(cut.stop - cut.start)
+            ]
+        else:
+            inputs = list(_check_feature_names_in(self, input_features))
+        names: list[str] = []
+        for part, cut in self.output_indices_.items():
+            if part in self.block_indices_:
+                names += inputs[self.block_indices_[part]]
+            else:
+                names += [f"{self._operator}{i}" for i in range(cut.stop - cut.start)]
+        return np.array(names, dtype=object)
+
+    def _needs_y(self) -> bool:
+        trained = self.projection == "supervised" and self.operator not in ("concat", "bilinear")
+        return self.operator == "weighted" or trained
+
+    def _fit_projections(
+        self,
+        operator: Operator,
+        scaled: list[NDArray[Any]],
+        targets: Targets | None,
+        rng: np.random.RandomState,
+    ) -> list[Projection]:
+        """Fit one projection a block; none where the blocks are taken as they are."""
+        widths = [block.shape[1] for block in scaled]
+        how = "sketch" if operator.name == "bilinear" else self.projection
+        if len(scaled) < operator.least:
+            operator(scaled)  # says what is wrong
+        if len(scaled) == 1 and self.n_components is None and how != "supervised":
+            return []
+        d = common_width(
+            operator, widths, self.n_components, projection=how, n_rows=len(scaled[0])
+        )
+        if how == "supervised":
+            assert targets is not None
+            return supervised_projections(
+                scaled, targets, operator, n_components=d, residual=self.residual, rng=rng
+            )
+        if how == "sketch":
+            return [count_sketch(width, d, rng) for width in widths]
+        if how == "random":
+            return [random_projection(width, d, rng) for width in widths]
+        return [pca_projection(block, d, rng) for block in scaled] if how == "pca" else []
+
+    def _fuse(self, scaled: list[NDArray[Any]]) -> NDArray[Any]:
+        if self._operator == "weighted":
+            scaled = [
+                block * block.dtype.type(w) for w, block in zip(self.weights_, scaled, strict=True)
+            ]
+        if self._operator in _SIDE_BY_SIDE:
+            return np.concatenate(scaled, axis=1)
+        projected = scaled
+        if self.projections_:
+            projections = self.projections_.values()
+            projected = [project(block) for project, block in zip(projections, scaled, strict=True)]
+        fused = find_operator(self._operator)(projected)
+        if self._residual == "add":
+            fused = fused + mean(projected)
+        if self._residual == "concat":
+            return np.concatenate([*scaled, fused], axis=1)
+        return fused.copy() if fused is scaled[0] else fused  # never the caller's own memory
+
+    def _lay_out(self, rows: list[NDArray[Any]]) -> None:
+        """Find where the parts of the output are by fusing some rows."""
+        fused = self._fuse(rows)
+        sizes = {}
+        if self._operator in _SIDE_BY_SIDE or self._residual == "concat":
+            sizes = {name: cut.stop - cut.start for name, cut in self.block_indices_.items()}
+        if self._operator not in _SIDE_BY_SIDE:
+            name = self._operator
+            while name in self.block_indices_:
+                name += "_"
+            sizes[name] = fused.shape[1] - sum(sizes.values())
+        self.output_indices_ = to_slices(sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        own = export_operators()
+        return {**state, "_own_operators": own} if own else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        import_operators(state.pop("_own_operators", {}))
+        super().__setstate__(state)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = self._needs_y()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags

@@ -1,0 +1,188 @@
+"""Weights of blocks by the leave-one-out error of kernel ridge regression, in closed form.
+
+With kernels K_1, ..., K_n of trace N, shares v on the simplex, M = Σ v_i K_i + λ I and
+P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (1ᵀ M⁻¹ 1), ridge regression with a free intercept that was fitted without
+row r misses its target by exactly (P y)_r / P_rr. The mean of its square is a smooth function of v
+and λ whose gradient has a closed form too, since dP = -P dM P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, optimize
+from sklearn.model_selection import train_test_split
+
+from .targets import Targets
+
+Floats = NDArray[np.float64]
+
+MOST_ROWS = 1000
+_LOG_PENALTIES = (-9.0, 5.0)  # of λ, where the kernels' mean diagonal is 1
+
+
+def ridge_weights(
+    blocks: Sequence[NDArray[np.floating]], targets: Targets, rng: np.random.RandomState
+) -> tuple[Floats, Floats]:
+    """Choose the factors of blocks that are put side by side.
+
+    Parameters
+    ----------
+    blocks : sequence of ndarray of shape (n_samples, width)
+        Scaled training rows.
+    targets : Targets
+        Their targets.
+    rng : numpy.random.RandomState
+        Draws, by class, the 1,000 rows that are looked at where there are more.
+
+    Returns
+    -------
+    weights : ndarray of shape (n_blocks,)
+        Factors w of the blocks, on the simplex. The kernel of [w_1 E_1 ‖ ... ‖ w_n E_n] is a
+        multiple of Σ shares_i K_i: a wide block needs a small factor for the same share.
+    shares : ndarray of shape (n_blocks,)
+        Shares v of the kernels of equal trace, on the simplex; 0 for a block that does not vary.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.targets import Targets
+    >>> from skfusion.fusion.weighted import ridge_weights
+    >>> rng = np.random.RandomState(0)
+    >>> y = np.repeat([0.0, 1.0], 20)[:, None]
+    >>> noise, signal = rng.normal(size=(40, 5)), y + 0.1 * rng.normal(size=(40, 5))
+    >>> ridge_weights([noise, signal], Targets(y, None, np.ones(40)), rng)[1].round(1)
+    array([0., 1.])
+    """
+    if len(targets.matrix) > MOST_ROWS:
+        rows = _sample(targets, rng)
+        blocks, targets = [block[rows] for block in blocks], targets.take(rows)
+    kernels, traces = _kernels(blocks)
+    varying = traces > 0
+    shares = np.zeros(len(blocks))
+    if not varying.any():
+        return np.full(len(blocks), 1 / len(blocks)), np.full(len(blocks), 1 / len(blocks))
+    chosen = [kernel for kernel, varies in zip(kernels, varying, strict=True) if varies]
+    shares[varying] = _best_shares(chosen, targets)
+    weights = np.sqrt(np.divide(shares, traces, out=np.zeros(len(blocks)), where=varying))
+    return weights / weights.sum(), shares
+
+
+def _sample(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
+    codes = targets.codes
+    everything = np.arange(len(targets.matrix))
+    if codes is not None and (np.bincount(codes).min() < 2 or codes.max() >= MOST_ROWS):
+        codes = None  # a class too small to be split
+    rows: NDArray[np.intp]
+    rows, _ = train_test_split(everything, train_size=MOST_ROWS, stratify=codes, random_state=rng)
+    return np.sort(rows)
+
+
+def _kernels(blocks: Sequence[NDArray[np.floating]]) -> tuple[list[Floats], Floats]:
+    """Give centred kernels of mean diagonal 1, and what their mean diagonal was."""
+    kernels, traces = [], []
+    for block in blocks:
+        centred = block.astype(np.float64) - block.mean(axis=0, dtype=np.float64)
+        kernel = centred @ centred.T
+        trace = float(np.trace(kernel)) / len(kernel)
+        kernels.append(kernel / (trace or 1.0))
+        traces.append(trace)
+    return kernels, np.array(traces)
+
+
+def _best_shares(kernels: Sequence[Floats], targets: Targets) -> Floats:
+    """Descend from the best of the uniform shares and the single blocks, where it pays."""
+    n = len(kernels)
+    starts = [np.full(n, 1 / n), *(0.9 * np.eye(n) + 0.1 / n if n > 1 else [])]
+    scored = [(*_best_penalty(kernels, v, targets), tuple(v)) for v in starts]
+    _, penalty, shares = min(scored)
+    if n == 1:
+        return np.ones(1)
+    start = np.append(np.log(shares), penalty)
+    bounds = [(-12.0, 12.0)] * n + [_LOG_PENALTIES]
+    found = optimize.minimize(
+        lambda at: _loss_and_slope(kernels, at, targets),
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": 50, "ftol": 1e-5},
+    )
+    return _softmax(found.x[:-1])
+
+
+def _best_penalty(kernels: Sequence[Floats], shares: Floats, targets: Targets) -> tuple[float, float]:
+    """Try a few λ at given shares; the descent refines the best."""
+    with_penalty = [
+        (_loss_and_slope(kernels, np.append(np.log(shares), at), targets, slope=False)[0], at)
+        for at in np.linspace(-6.0, 3.0, 4)
+    ]
+    return min(with_penalty)
+
+
+def leave_one_out(
+    kernel: Floats, penalty: float, matrix: Floats
+) -> tuple[Floats, Floats]:
+    """Give what ridge regression without a row misses that row's target by.
+
+    Parameters
+    ----------
+    kernel : ndarray of shape (n_samples, n_samples)
+        The kernel.
+    penalty : float
+        λ > 0.
+    matrix : ndarray of shape (n_samples, n_targets)
+        Targets.
+
+    Returns
+    -------
+    errors : ndarray of shape (n_samples, n_targets)
+        Target minus prediction, for each row left out in turn.
+    P : ndarray of shape (n_samples, n_samples)
+        As in the module's description.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.fusion.weighted import leave_one_out
+    >>> errors, _ = leave_one_out(np.zeros((3, 3)), 1.0, np.array([[0.0], [1.0], [2.0]]))
+    >>> errors.ravel()
+    array([-1.5,  0. ,  1.5])
+    """
+    n = len(kernel)
+    factor = linalg.cholesky(kernel + penalty * np.eye(n), lower=True, check_finite=False)
+    inverse, _ = linalg.lapack.dpotri(factor, lower=True, overwrite_c=True)
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    ones = inverse.sum(axis=1)
+    P = inverse - np.outer(ones, ones / ones.sum())
+    # A single row leaves none to learn from: its P is 0.
+    diagonal = np.maximum(np.diag(P), np.finfo(np.float64).tiny)[:, None]
+    return (P @ matrix) / diagonal, P
+
+
+def _loss_and_slope(
+    kernels: Sequence[Floats], at: Floats, targets: Targets, *, slope: bool = True
+) -> tuple[float, Floats]:
+    """Log of the mean squared leave-one-out error, and its derivative by share logits and log λ."""
+    shares, penalty = _softmax(at[:-1]), float(np.exp(at[-1]))
+    kernel = sum(v * K for v, K in zip(shares, kernels, strict=True))
+    errors, P = leave_one_out(np.asarray(kernel), penalty, targets.matrix)
+    row_weights = targets.row_weights[:, None] / len(P)
+    loss = max(float((row_weights * errors**2).sum()), np.finfo(np.float64).tiny)
+    if not slope:
+        return np.log(loss), np.zeros(len(at))
+    diagonal = np.diag(P)[:, None]
+    toward_fit = 2 * row_weights * errors / diagonal
+    toward_leverage = 2 * (row_weights * errors**2).sum(axis=1, keepdims=True) / diagonal
+    # d loss = <by_kernel, dM>, from dP = -P dM P in both parts of errors = (P y) / diag(P).
+    by_kernel = P @ (toward_leverage * P) - (P @ toward_fit) @ (P @ targets.matrix).T
+    by_share = np.array([np.vdot(by_kernel, K) for K in kernels])
+    by_logit = shares * (by_share - shares @ by_share)
+    return np.log(loss), np.append(by_logit, penalty * np.trace(by_kernel)) / loss
+
+
+def _softmax(logits: Floats) -> Floats:
+    raised = np.exp(logits - logits.max())
+    return np.asarray(raised / raised.sum())

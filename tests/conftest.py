@@ -1,0 +1,77 @@
+"""Fixtures shared by all tests: tiny models on disk, seeds, a private cache folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from transformers.utils import logging as transformers_logging
+
+from skfusion import VectorStore
+
+# The tests' own save_pretrained calls print bars; skfusion must be silent by itself, which
+# tests/embed/test_conventions.py checks in a process of its own.
+transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep digests and conversions of test models out of the user's cache folder."""
+    before = os.environ.get("SKFUSION_CACHE")
+    os.environ["SKFUSION_CACHE"] = str(tmp_path_factory.mktemp("skfusion-cache"))
+    yield
+    if before is None:
+        del os.environ["SKFUSION_CACHE"]
+    else:
+        os.environ["SKFUSION_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Give the folder of a tiny model, written once a session: ``folder("bert", side="left")``."""
+    made: dict[Any, Path] = {}
+
+    def make(kind: str = "llama", **options: Any) -> str:
+        key = (kind, *sorted(options.items(), key=str))
+        if key not in made:
+            made[key] = tiny.save_folder(tmp_path_factory.mktemp(kind), kind, **options)
+        return str(made[key])
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def empty_session_store() -> None:
+    """Tiny models are alike in many tests, and the session's store would know their texts."""
+    VectorStore().clear()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """Fourteen different texts of one to eleven words, one of them empty."""
+    return tiny_texts(14)
+
+
+def tiny_texts(n: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    made: dict[str, None] = {"": None}
+    while len(made) < n:
+        made[" ".join(rng.choice(tiny.WORDS[:26], size=rng.integers(1, 12)))] = None
+    return list(made)
+
+
+@pytest.fixture(autouse=True)
+def doctest_model(doctest_namespace: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """Doctests use `tiny_model`, a folder."""
+    if isinstance(request.node, pytest.DoctestItem):
+        doctest_namespace["tiny_model"] = request.getfixturevalue("folder")("llama")

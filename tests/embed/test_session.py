@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import joblib
+from test_embedder import run_python
+
+from skfusion import LLMLayerEmbedder
+from skfusion.embed import session
+
+
+def _where() -> tuple[str, int]:
+    return str(session.session_folder()), os.getpid()
+
+
+def test_workers_use_the_folder_of_their_parent():
+    own = session.session_folder()
+    found = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(_where)() for _ in range(2))
+    assert {path for path, _ in found} == {str(own)}
+    assert os.getpid() not in {pid for _, pid in found}
+
+
+def test_forked_and_forkserver_workers_too():
+    import multiprocessing
+
+    own = session.session_folder()
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply(_where)[0] == str(own)
+
+
+def test_only_the_user_can_read_it_and_it_is_gone_at_exit():
+    code = """
+import json, os
+from skfusion.embed.session import session_folder
+path = session_folder()
+assert path == session_folder()
+print(json.dumps([str(path), os.stat(path).st_mode & 0o777]))
+"""
+    path, mode = json.loads(run_python(code))
+    assert mode == 0o700
+    assert not Path(path).exists()
+
+
+def test_what_dead_processes_left_is_removed():
+    code = """
+import os, sys
+from skfusion.embed import session
+dead = int(sys.stdin.readline()) if False else 2**22 - 3
+left = session._path(dead)
+left.mkdir(mode=0o700, exist_ok=True)
+other = session._path(os.getppid())
+existed = other.exists()
+session.session_folder()
+print(left.exists(), other.exists() == existed)
+"""
+    assert run_python(code).split() == ["False", "True"]
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    assert not session._is_ours(open_to_all)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert not session._is_ours(link)
+    assert not session._is_ours(tmp_path / "absent")
+
+
+def test_the_path_is_no_part_of_a_pickle():
+    embedder = LLMLayerEmbedder("some/model")
+    assert str(session.session_folder()).encode() not in pickle.dumps(embedder)
