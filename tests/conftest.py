@@ -68,10 +68,3 @@ def tiny_texts(n: int, seed: int = 0) -> list[str]:
     while len(made) < n:
         made[" ".join(rng.choice(tiny.WORDS[:26], size=rng.integers(1, 12)))] = None
     return list(made)
-
-
-@pytest.fixture(autouse=True)
-def doctest_model(doctest_namespace: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """Doctests use `tiny_model`, a folder."""
-    if isinstance(request.node, pytest.DoctestItem):
-        doctest_namespace["tiny_model"] = request.getfixturevalue("folder")("llama")

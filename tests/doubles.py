@@ -91,7 +91,9 @@ class StubModel(torch.nn.Module):
         self.change, self.max_rows, self.depth = change, max_rows, depth
         self.failed = self.passed = 0
 
-    def forward(self, input_ids: Any, attention_mask: Any, output_hidden_states: bool = False) -> Any:
+    def forward(
+        self, input_ids: Any, attention_mask: Any, output_hidden_states: bool = False
+    ) -> Any:
         if self.max_rows is not None and len(input_ids) > self.max_rows:
             self.failed += 1
             raise torch.OutOfMemoryError("stub")
@@ -99,7 +101,9 @@ class StubModel(torch.nn.Module):
         base = torch.stack([input_ids.float() * (i + 1) for i in range(4)], dim=-1)
         states = [base + 10 * k for k in range(self.depth + 1)]
         if self.change is not None:
-            states = [self.change(k, state, attention_mask.bool()) for k, state in enumerate(states)]
+            states = [
+                self.change(k, state, attention_mask.bool()) for k, state in enumerate(states)
+            ]
         return SimpleNamespace(last_hidden_state=states[-1], hidden_states=tuple(states))
 
 

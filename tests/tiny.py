@@ -28,10 +28,13 @@ from transformers import (
     T5EncoderModel,
 )
 
-WORDS = (
-    "the a good bad film plot was is not very funny dull bright dark slow fast actor scene music "
-    "ending story long short clear vague warm cold one two three 0 1 2 3 4 5 6 7 8 9 . , - e +"
-).split()
+# fmt: off
+WORDS = [
+    "the", "a", "good", "bad", "film", "plot", "was", "is", "not", "very", "funny", "dull",
+    "bright", "dark", "slow", "fast", "actor", "scene", "music", "ending", "story", "long",
+    "short", "clear", "vague", "warm", "cold", "one", "two", "three", *"0123456789.,-+e",
+]
+# fmt: on
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 WIDTH = 16
 DEPTH = 3
@@ -51,7 +54,11 @@ def make_tokenizer(
     }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(True)]
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(True),
+        ]
     )
     if ends:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -154,7 +161,12 @@ def make_model(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) 
 
 
 def save_folder(
-    folder: Path, kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32, **tok: Any
+    folder: Path,
+    kind: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **tok: Any,
 ) -> Path:
     """Write a tiny model and its tokenizer as ``save_pretrained`` does."""
     make_model(kind, seed=seed, dtype=dtype).save_pretrained(folder)

@@ -78,10 +78,14 @@ class Backbone:
 
     Examples
     --------
-    >>> from transformers import AutoModel, AutoTokenizer  # doctest: +SKIP
-    >>> model = AutoModel.from_pretrained("gpt2")  # doctest: +SKIP
-    >>> tokenizer = AutoTokenizer.from_pretrained("gpt2")  # doctest: +SKIP
-    >>> LLMLayerEmbedder(Backbone(model, tokenizer))  # doctest: +SKIP
+    >>> from transformers import AutoModel, AutoTokenizer
+    >>> from skfusion import Backbone, LLMLayerEmbedder
+    >>> model = AutoModel.from_pretrained(tiny_model)
+    >>> backbone = Backbone(model, AutoTokenizer.from_pretrained(tiny_model))
+    >>> backbone.n_layers, backbone.width
+    (3, 16)
+    >>> LLMLayerEmbedder(backbone, layer=2).fit_transform(["a good film"]).shape
+    (1, 16)
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:

@@ -111,7 +111,9 @@ def test_normalize(folder, texts):
 def test_set_output(folder, texts):
     X = LLMLayerEmbedder(folder(), layer=1).fit_transform(texts)
     series = pd.Series(texts, index=range(100, 100 + len(texts)))
-    frame = LLMLayerEmbedder(folder(), layer=1).set_output(transform="pandas").fit_transform(series)
+    frame = (
+        LLMLayerEmbedder(folder(), layer=1).set_output(transform="pandas").fit_transform(series)
+    )
     assert frame.index.equals(series.index)
     assert frame.columns[0] == "layer1_mean_0"
     np.testing.assert_array_equal(frame.to_numpy(), X)
@@ -212,7 +214,16 @@ def test_wrong_parameters_are_said_in_fit(folder, options, words):
 
 @pytest.mark.parametrize(
     ("layer", "layers"),
-    [(0, [0]), (-4, [0]), (3, [3]), (-1, [3]), (1.0, [3]), (0.5, [2]), (0.1, [0]), (np.int64(2), [2])],
+    [
+        (0, [0]),
+        (-4, [0]),
+        (3, [3]),
+        (-1, [3]),
+        (1.0, [3]),
+        (0.5, [2]),
+        (0.1, [0]),
+        (np.int64(2), [2]),
+    ],
 )
 def test_layers(folder, layer, layers):
     assert LLMLayerEmbedder(folder(), layer=layer).fit(["a"]).layers_ == layers
@@ -719,7 +730,11 @@ class TestBackbone:
     def test_is_neither_moved_nor_cast(self):
         backbone = Backbone(tiny.make_model("bert"), tiny.make_tokenizer())
         LLMLayerEmbedder(backbone, device="cpu", dtype="float32").fit(["a"])
-        for options in ({"dtype": "float16"}, {"device": "meta"}, {"attn_implementation": "eager"}):
+        for options in (
+            {"dtype": "float16"},
+            {"device": "meta"},
+            {"attn_implementation": "eager"},
+        ):
             with pytest.raises(ValueError, match="Backbone"):
                 LLMLayerEmbedder(backbone, **options).fit(["a"])
 

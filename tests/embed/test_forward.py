@@ -91,7 +91,9 @@ def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, 
     ran = []
     blocks, certain = embedder._load().blocks()
     assert certain
-    handles = [b.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, b in enumerate(blocks)]
+    handles = [
+        b.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, b in enumerate(blocks)
+    ]
     embedder.set_params(batch_tokens=10**6).transform(TEXTS)
     for handle in handles:
         handle.remove()
@@ -184,7 +186,9 @@ def test_a_model_with_other_layers_than_its_config_says():
 
 def test_a_model_that_gives_no_hidden_states():
     backbone = Backbone(tiny.make_model("llama"), tiny.make_tokenizer())
-    backbone.model.forward = lambda **_: SimpleNamespace(last_hidden_state=None, hidden_states=None)
+    backbone.model.forward = lambda **_: SimpleNamespace(
+        last_hidden_state=None, hidden_states=None
+    )
     backbone.hooks_agree = False
     with (
         pytest.raises(ValueError, match="returns no hidden_states"),
@@ -196,7 +200,7 @@ def test_a_model_that_gives_no_hidden_states():
 def test_layers_of_another_width_are_refused():
     narrow = stub(lambda k, state, mask: state[..., :2] if k == 1 else state)
     embedder = LLMLayerEmbedder(narrow)
-    with pytest.raises(ValueError, match="Layer 1 .* 2 values, the others of 4"):
+    with pytest.raises(ValueError, match=r"Layer 1 .* 2 values, the others of 4"):
         embedder.fit_transform(["abc"])
     kept = LLMLayerEmbedder(narrow, store_layers="requested").fit_transform(["abc"])
     assert kept.shape == (1, 4)

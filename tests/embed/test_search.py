@@ -17,10 +17,10 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from test_embedder import run_python
+from test_forward import by_hand
 
 from skfusion import VectorStore
 from skfusion.embed import loading
-from test_forward import by_hand
 
 GRID = {
     "embed__layer": [0, 1, 0.67, -1],
@@ -60,7 +60,8 @@ class Plain(TransformerMixin, BaseEstimator):
         import torch
         from transformers import AutoModel, AutoTokenizer
 
-        model, tokenizer = map(lambda c: c.from_pretrained(self.model), (AutoModel, AutoTokenizer))
+        model = AutoModel.from_pretrained(self.model)
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
         layer = round(self.layer * tiny.DEPTH) if isinstance(self.layer, float) else self.layer
         rows = []
         for text in X:
@@ -73,7 +74,11 @@ class Plain(TransformerMixin, BaseEstimator):
 
 def search(embedder, texts, labels, n_jobs=1) -> GridSearchCV:
     pipe = Pipeline(
-        [("embed", embedder), ("scale", StandardScaler()), ("clf", LogisticRegression(max_iter=300))]
+        [
+            ("embed", embedder),
+            ("scale", StandardScaler()),
+            ("clf", LogisticRegression(max_iter=300)),
+        ]
     )
     return GridSearchCV(pipe, GRID, cv=3, n_jobs=n_jobs).fit(texts, labels)
 

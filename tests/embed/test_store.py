@@ -97,7 +97,14 @@ def test_any_safetensors_reader_opens_a_shard(tmp_path):
     with safe_open(path, framework="np") as file:
         assert file.get_tensor("0.mean").dtype == np.float32
         assert file.get_tensor("1.mean").dtype == np.float16
-        assert sorted(file.keys()) == ["0.mean", "1.last", "1.mean", "checksums", "keys", "truncated"]
+        assert sorted(file.keys()) == [
+            "0.mean",
+            "1.last",
+            "1.mean",
+            "checksums",
+            "keys",
+            "truncated",
+        ]
 
 
 @given(data=st.data())
@@ -176,12 +183,12 @@ def test_reads_columns_from_different_shards(store):
     fill(store, keys[:2], COLUMNS[:1])
     fill(store, keys, COLUMNS)
     assert_complete(store, keys)
-    out, found = read(store, keys[:2], [(1, "max")])
+    _, found = read(store, keys[:2], [(1, "max")])
     assert found.missing.all()
 
 
 def test_unknown_texts_and_an_empty_store(store):
-    out, found = read(store, keys_of(1, 2))
+    _, found = read(store, keys_of(1, 2))
     assert found.missing.all()
     fill(store, keys_of(2, 3))
     out, found = read(store, keys_of(1, 2, 3))
@@ -260,7 +267,10 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
     store = VectorStore(tmp_path).scoped("f", {})
     for i in range(4):
         fill(store, keys_of(i))
-    paths = {int(np.flatnonzero(open_shard(p).find(keys_of(*range(4)))[1])[0]): p for p in shard_files(store)}
+    paths = {
+        int(np.flatnonzero(open_shard(p).find(keys_of(*range(4)))[1])[0]): p
+        for p in shard_files(store)
+    }
     now = time.time()
     for i, path in paths.items():
         os.utime(path, (now - 100 + i, now - 100 + i))
@@ -272,7 +282,9 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
     assert limited.info()["n_bytes"] <= 2 * size
 
 
-@pytest.mark.parametrize(("limit", "expected"), [("2K", 2048), ("1M", 2**20), (77, 77), (None, None)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("2K", 2048), ("1M", 2**20), (77, 77), (None, None)]
+)
 def test_size_limit_forms(limit, expected):
     assert VectorStore(size_limit=limit).limit_bytes() == expected
 
@@ -324,11 +336,13 @@ class TestWriter:
             raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr(os, "replace", fail)
-        with pytest.warns(StoreWarning, match=r"cannot be stored .*memory=") as caught:
-            with Writer(store, COLUMNS) as writer:
-                for i in range(3):
-                    self.add(writer, i)
-                    writer.flush()
+        with (
+            pytest.warns(StoreWarning, match=r"cannot be stored .*memory=") as caught,
+            Writer(store, COLUMNS) as writer,
+        ):
+            for i in range(3):
+                self.add(writer, i)
+                writer.flush()
         assert len(caught) == 1
         assert not list(store.root().rglob("*.tmp"))
 
