@@ -177,7 +177,7 @@ def run_search(
 
 def run_ours(model: str, data: pd.DataFrame, sizes: Sizes, memory: str) -> Outcome:
     """Search all of it with skfusion."""
-    embed = LLMLayerEmbedder(model, memory=memory, device="cpu")
+    embed = LLMLayerEmbedder(model, memory=memory, max_length=256, device="cpu")
     return run_search(embed, layer_grid(sizes), data, sizes, None, refit=True)
 
 
@@ -189,20 +189,20 @@ def run_peer(
     return run_search(peer.embed, peer.pairs if full else peer.one, data, sizes, memory, full)
 
 
-def check_scores(ours: GridSearchCV, plain: GridSearchCV) -> None:
+def check_scores(ours: GridSearchCV, plain: GridSearchCV, rows: int) -> None:
     """Stop unless skfusion's scores are those of the plain transformer (but for rounding)."""
     theirs = plain.cv_results_
     for parameters, score in zip(theirs["params"], theirs["mean_test_score"], strict=True):
         i = ours.cv_results_["params"].index(parameters)
         found = ours.cv_results_["mean_test_score"][i]
-        if not abs(found - score) < 0.02:
+        if not abs(found - score) < max(0.02, 1.5 / rows):
             raise SystemExit(f"{parameters} scores {found:.3f} with skfusion, plainly {score:.3f}")
 
 
 def compare(args: argparse.Namespace, sizes: Sizes) -> dict[str, float]:
     """Run all contenders in turn and print their table."""
     model = model_path("minilm-l6")
-    data = read_split("rotten_tomatoes").sample(sizes.rows, random_state=0)
+    data = read_split(args.data).sample(sizes.rows, random_state=0)
     peers = make_peers(model, sizes)
     with tempfile.TemporaryDirectory() as scratch, threads(args.threads):
         warm_up = data["text"][:2]
@@ -222,7 +222,7 @@ def compare(args: argparse.Namespace, sizes: Sizes) -> dict[str, float]:
         for name, peer in peers.items():
             runs[name] = functools.partial(run_peer, peer, data, sizes, scratch, args.full)
         seconds, outcomes = alternate(runs, 1 if args.full else sizes.repeats)
-    check_scores(outcomes["skfusion"].search, outcomes["plain"].search)
+    check_scores(outcomes["skfusion"].search, outcomes["plain"].search, sizes.rows)
     return report(args, sizes, seconds, {name: o.texts for name, o in outcomes.items()})
 
 
@@ -239,8 +239,9 @@ def report(
         kind = f"scaled from {texts[name]} texts, {measured:.1f} s" if scaled else "measured"
         rows.append([name, all_texts, totals[name], totals[name] / totals["skfusion"], kind])
     size = f"{len(sizes.layers)} layers x {len(sizes.poolings)} poolings x {len(sizes.cs)} C"
-    title = f"{size} x {sizes.folds} folds, {sizes.rows} texts, {args.threads} thread(s)"
-    print_table(title, ["", "texts encoded", "seconds", "skfusion's x", "how"], rows)
+    texts_of = f"{sizes.rows} texts of {args.data}"
+    title = f"{size} x {sizes.folds} folds, {texts_of}, {args.threads} thread(s)"
+    print_table(title, ["", "texts encoded", "seconds", "x skfusion's", "how"], rows)
     best = min(total for name, total in totals.items() if not name.startswith("skfusion"))
     return {
         "search_speedup": best / totals["skfusion"],
@@ -253,6 +254,7 @@ def report(
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2, metavar="N")
+    parser.add_argument("--data", default="rotten_tomatoes", help="mr_imdb has longer texts")
     parser.add_argument("--full", action="store_true", help="scale nothing: takes very long")
 
 

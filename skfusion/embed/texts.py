@@ -54,7 +54,7 @@ def check_texts(X: Any, *, missing: Missing = "error") -> list[str]:
     >>> check_texts(["one", None], missing="empty")
     ['one', '']
     """
-    values = _to_sequence(X)
+    values = as_sequence(X)
     texts: list[str] = []
     absent: list[int] = []
     for position, value in enumerate(values):
@@ -104,8 +104,31 @@ def text_keys(texts: Sequence[str]) -> NDArray[np.bytes_]:
     return np.frombuffer(digests, dtype=f"S{KEY_BYTES}")
 
 
-def _to_sequence(X: Any) -> Sequence[Any]:
-    """Unwrap the container; entries are checked by the caller."""
+def as_sequence(X: Any) -> Sequence[Any]:
+    """Unwrap a container of texts without looking at its entries.
+
+    Parameters
+    ----------
+    X : sequence of str
+        As in `check_texts`.
+
+    Returns
+    -------
+    sequence
+        The entries in order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `X` is not an accepted container.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from skfusion.embed.texts import as_sequence
+    >>> as_sequence(pd.DataFrame({"text": ["one", "two"]}))
+    ['one', 'two']
+    """
     if isinstance(X, list | tuple):
         return X
     if isinstance(X, str | bytes | bytearray):
