@@ -415,10 +415,12 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _warn_if_truncated(self, encoded: Encoded, n_texts: int) -> None:
         self.n_truncated_ = encoded.n_truncated
-        fingerprint = self._spec.fingerprint()
+        if not encoded.n_truncated:
+            return
         # A search reads the same cut texts from the store hundreds of times: of those it is
         # enough to hear once a process.
-        if not encoded.n_truncated or (fingerprint in _WARNED and not encoded.newly_truncated):
+        fingerprint = self._spec.fingerprint()
+        if fingerprint in _WARNED and not encoded.newly_truncated:
             return
         _WARNED.add(fingerprint)
         limit = self._spec.max_length or "the model's limit"
