@@ -72,8 +72,8 @@ class Sizes:
     memory_rows: int
 
 
-FULL = Sizes(5, {"r8": 400, "rotten_tomatoes": 1500}, 64, 20_000, 64)
-QUICK = Sizes(2, {"r8": 120, "rotten_tomatoes": 300}, 16, 20_000, 16)
+FULL = Sizes(5, {"r8": 160, "rotten_tomatoes": 600}, 48, 20_000, 64)
+QUICK = Sizes(2, {"r8": 60, "rotten_tomatoes": 200}, 16, 20_000, 16)
 
 
 def sample(name: str, rows: int) -> list[str]:

@@ -1,10 +1,10 @@
 """Measure whether fusing models holds what the better one of them reaches.
 
 On five data sets (a sample of at most 400 rows of each) every operator of `FusionTransformer` is
-scored by macro-F1 over 5 times 2-fold cross-validation, beside each model alone. Each model gives the
-layer that 3-fold cross-validation inside the training half chooses, so that no test row chooses
-anything. All heads are `LogisticRegression(C=0.01)` on what `FusionTransformer` gives (for one model
-its standardised vectors).
+scored by macro-F1 over 5 times 2-fold cross-validation, beside each model alone. Each model gives
+the layer that 3-fold cross-validation inside the training half chooses, so that no test row
+chooses anything. All heads are `LogisticRegression(C=0.01)` on what `FusionTransformer` gives (for
+one model its standardised vectors).
 
 The claim: the concatenation is at least the better single model - 0.005 on every data set.
 """

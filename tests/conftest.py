@@ -13,6 +13,7 @@ import tiny
 from transformers.utils import logging as transformers_logging
 
 from skfusion import VectorStore
+from skfusion.embed.loading import release
 
 # The tests' own save_pretrained calls print bars; skfusion must be silent by itself, which
 # tests/embed/test_conventions.py checks in a process of its own.
@@ -29,6 +30,21 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["SKFUSION_CACHE"]
     else:
         os.environ["SKFUSION_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def real_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store for all tests of real models, so that each text is encoded once."""
+    return tmp_path_factory.mktemp("real-store")
+
+
+@pytest.fixture(scope="module")
+def users_cache() -> Iterator[None]:
+    """Fetched and converted models are kept in the user's cache folder, not in a private one."""
+    private = os.environ.pop("SKFUSION_CACHE")
+    yield
+    os.environ["SKFUSION_CACHE"] = private
+    release()
 
 
 @pytest.fixture(scope="session")
