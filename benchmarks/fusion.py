@@ -36,7 +36,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
-from skfusion import PAPER_OPERATORS, EmbeddingBlocks, FusionTransformer, LLMLayerEmbedder
+from skfusion import (
+    PAPER_OPERATORS,
+    EmbeddingBlocks,
+    FusionTransformer,
+    LLMLayerEmbedder,
+    ProjectionWarning,
+)
 
 DATA_SETS = [
     "rotten_tomatoes",
@@ -51,7 +57,11 @@ OPERATORS: list[dict[str, Any]] = [
     {"operator": "mean"},
     {"operator": "bilinear"},
     {"operator": "weighted"},
-    {"operator": "hadamard", "projection": "random"},
+    {"operator": "bilinear", "residual": "concat"},
+    *(
+        {"operator": operator, "projection": "supervised"}
+        for operator in ("sum", "quaternion", "multiplication", "hadamard")
+    ),
 ]
 #: The layers of each model from which its own is chosen, and the pooling.
 MODELS: dict[str, tuple[list[int], str]] = {
@@ -106,21 +116,26 @@ def _inner_score(X: NDArray[Any], y: NDArray[Any]) -> float:
     return float(cross_val_score(pipe, X, y, cv=3, scoring="f1_macro").mean())
 
 
-def candidates(models: list[str]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:
+def label_of(setting: dict[str, Any]) -> str:
+    """Name a setting of `FusionTransformer` for the table."""
+    residual = f" + {setting['residual']}" if setting.get("residual") else ""
+    projection = f" ({setting['projection']})" if "projection" in setting else ""
+    return f"{setting['operator']}{residual}{projection}"
+
+
+def candidates(
+    models: list[str], settings: list[dict[str, Any]]
+) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
     """Name every row of the table, with the models that it uses."""
     for model in models:
-        yield model, [model], None
-    two = models[:2]
-    for setting in OPERATORS:
-        label = setting["operator"]
-        label += f" + {setting['residual']}" if setting.get("residual") else ""
-        label += f" ({setting['projection']})" if "projection" in setting else ""
-        yield label, two, setting
+        yield model, [model], {}
+    for setting in settings:
+        yield label_of(setting), models[:2], setting
     if len(models) > 2:
         yield "concat of three", models, {"operator": "concat"}
 
 
-def evaluate(vectors: Vectors, repeats: int) -> dict[str, float]:
+def evaluate(vectors: Vectors, repeats: int, settings: list[dict[str, Any]]) -> dict[str, float]:
     """Give the mean macro-F1 of every candidate, and of guessing by class frequency."""
     y, models = vectors.labels, list(vectors.layers)
     folds = RepeatedStratifiedKFold(n_splits=2, n_repeats=repeats, random_state=0)
@@ -128,25 +143,15 @@ def evaluate(vectors: Vectors, repeats: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     for train, test in folds.split(y, y):
         chosen = {m: X[best_layer(X, train, y)] for m, X in vectors.layers.items()}
-        for label, used, setting in candidates(models):
+        for label, used, setting in candidates(models, settings):
             X = EmbeddingBlocks({model: chosen[model] for model in used})
-            fuse = FusionTransformer(**(setting or {}), random_state=0)
+            fuse = FusionTransformer(**setting, random_state=0)
             pipe = make_pipeline(fuse, classifier())
             predicted = pipe.fit(X[train], y[train]).predict(X[test])
             scores.setdefault(label, []).append(f1_score(y[test], predicted, average="macro"))
         guess = rng.choice(y[train], size=len(test))
         scores.setdefault("chance", []).append(f1_score(y[test], guess, average="macro"))
     return {label: float(np.mean(values)) for label, values in scores.items()}
-
-
-def run(
-    n_rows: int, repeats: int, data_sets: list[str], memory: Path
-) -> dict[str, dict[str, float]]:
-    """Evaluate several data sets."""
-    models = fetched_models()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # texts that are cut, widths that the folds cut
-        return {name: evaluate(embed(name, n_rows, models, memory), repeats) for name in data_sets}
 
 
 def concat_minus_best_single(scores: dict[str, float]) -> float:
@@ -162,7 +167,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as memory:
         n_rows, repeats = (150, 1) if args.quick else (400, 5)
         names = DATA_SETS[2:4] if args.quick else DATA_SETS
-        scores = run(n_rows, repeats, names, Path(memory))
+        models = fetched_models()
+        scores = {}
+        for name in names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ProjectionWarning)  # widths that the folds cut
+                vectors = embed(name, n_rows, models, Path(memory))
+                scores[name] = evaluate(vectors, repeats, OPERATORS)
     rows: list[list[str]] = [
         [label, *(f"{scores[name][label]:.3f}" for name in names)]
         for label in next(iter(scores.values()))

@@ -1,4 +1,4 @@
-"""`EmbedderUnion`: several models over the same texts, side by side, with their boundaries kept."""
+"""`EmbedderUnion`: several models over the same texts, side by side, their boundaries kept."""
 
 from __future__ import annotations
 

@@ -255,7 +255,8 @@ def densify(block: Block) -> NDArray[Any]:
     ndarray
         The block itself, or a dense copy of a sparse one.
     """
-    return block.toarray() if sparse.issparse(block) else block
+    dense: NDArray[Any] = block.toarray() if sparse.issparse(block) else block
+    return dense
 
 
 def _name_blocks(
@@ -269,7 +270,9 @@ def _name_blocks(
         arrays = list(blocks)
         names = [f"block{i}" for i in range(len(arrays))] if names is None else list(names)
     if not arrays or len(names) != len(arrays):
-        raise ValueError(f"{len(names)} names for {len(arrays)} blocks. Give one each, one at least.")
+        raise ValueError(
+            f"{len(names)} names for {len(arrays)} blocks. Give one each, one at least."
+        )
     check_block_names(names)
     return {name: _to_block(name, array) for name, array in zip(names, arrays, strict=True)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -76,7 +75,7 @@ def _from_sizes(block_sizes: Any, n_features: int) -> dict[str, slice]:
         check_block_names(list(sizes))
     else:
         sizes = {f"block{i}": size for i, size in enumerate(block_sizes)}
-    if any(not isinstance(n, Integral) or isinstance(n, bool) or n < 1 for n in sizes.values()):
+    if not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes.values()):
         raise ValueError(_explain_sizes(block_sizes))
     total = sum(sizes.values())
     if total != n_features:
@@ -181,7 +180,8 @@ def _read_array(estimator: Any, X: Any, reset: bool) -> NDArray[Any]:
         return array
     # scikit-learn knows dtypes of pandas only, and would make float64 of polars' float32.
     validate_data(estimator, X, reset=reset, skip_check_array=True)
-    return check_array(frame.to_numpy(), dtype=_FLOATS, estimator=estimator, input_name="X")
+    array = check_array(frame.to_numpy(), dtype=_FLOATS, estimator=estimator, input_name="X")
+    return array
 
 
 def _read_embedding_blocks(estimator: Any, X: EmbeddingBlocks, reset: bool) -> list[NDArray[Any]]:

@@ -11,103 +11,12 @@ from __future__ import annotations
 
 import math
 import operator as _operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
-from itertools import islice
-from typing import Any
 
 from array_api_compat import array_namespace
 
-#: A numpy array, a torch tensor, or another array that array-api-compat knows.
-Array = Any
-Function = Callable[[Sequence[Array]], Array]
-
-
-@dataclass(frozen=True)
-class Width:
-    """Which common widths d an operator can work with.
-
-    Parameters
-    ----------
-    valid : callable of int to bool
-        Whether a width will do.
-    text : str
-        What stands in messages, such as "a multiple of 4".
-    """
-
-    valid: Callable[[int], bool]
-    text: str
-
-    def largest(self, limit: int) -> int | None:
-        """Give the largest valid width up to `limit`, or None where there is none."""
-        return next((d for d in range(limit, 0, -1) if self.valid(d)), None)
-
-    def check(self, d: int, name: str) -> None:
-        """Refuse a width, naming the nearest valid ones.
-
-        Raises
-        ------
-        ValueError
-            If the operator cannot work with `d`.
-        """
-        if self.valid(d):
-            return
-        above = islice((k for k in range(d + 1, 4 * d + 65) if self.valid(k)), 1)
-        nearest = [str(k) for k in [self.largest(d - 1), *above] if k is not None]
-        raise ValueError(
-            f"operator {name!r} needs a common width (n_components) that is {self.text}, got {d}. "
-            f"The nearest valid are {' and '.join(nearest) or 'not near'}."
-        )
-
-
-ANY = Width(lambda d: True, "any")
-_SQUARE = Width(lambda d: math.isqrt(d) ** 2 == d, "a perfect square")
-_FOURS = Width(lambda d: d % 4 == 0, "a multiple of 4")
-
-
-@dataclass(frozen=True)
-class Operator:
-    """An operator and what it needs; calling it checks that and runs the function.
-
-    Parameters
-    ----------
-    name : str
-        What the `operator` parameter takes.
-    function : callable
-        Takes a sequence of arrays of shape (..., d) and gives one array.
-    width : Width
-        The widths d that it can work with.
-    least : int, default=1
-        Fewest blocks. A single block is returned as it is where 1 will do.
-    """
-
-    name: str
-    function: Function
-    width: Width = ANY
-    least: int = 1
-
-    def __call__(self, blocks: Sequence[Array]) -> Array:
-        """Fuse blocks of equal width.
-
-        Parameters
-        ----------
-        blocks : sequence of array of shape (..., d)
-            The blocks.
-
-        Returns
-        -------
-        array
-            The fused rows.
-
-        Raises
-        ------
-        ValueError
-            If blocks are too few or of different widths, or the width is not valid.
-        """
-        if self.name != "concat":
-            _check(blocks, self.name, self.width, self.least)
-        return blocks[0] if len(blocks) == 1 else self.function(blocks)
+from .widths import FOURS, SQUARE, Array, check_operands
 
 
 def concat(blocks: Sequence[Array]) -> Array:
@@ -123,6 +32,11 @@ def concat(blocks: Sequence[Array]) -> Array:
     array of shape (..., d_1 + ... + d_n)
         The blocks in their order.
 
+    Raises
+    ------
+    ValueError
+        If there is no block.
+
     Examples
     --------
     >>> import numpy as np
@@ -130,6 +44,7 @@ def concat(blocks: Sequence[Array]) -> Array:
     >>> concat([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
     array([[1., 2., 3., 4.]])
     """
+    check_operands(blocks, "concat", None)
     return array_namespace(*blocks).concat(list(blocks), axis=-1)
 
 
@@ -158,7 +73,7 @@ def sum(blocks: Sequence[Array]) -> Array:  # named as the option is
     >>> operators.sum([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
     array([[4., 6.]])
     """
-    _check(blocks, "sum")
+    check_operands(blocks, "sum")
     return reduce(_operator.add, blocks)
 
 
@@ -187,7 +102,7 @@ def mean(blocks: Sequence[Array]) -> Array:
     >>> mean([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
     array([[2., 3.]])
     """
-    _check(blocks, "mean")
+    check_operands(blocks, "mean")
     return sum(blocks) / len(blocks)
 
 
@@ -216,12 +131,12 @@ def hadamard(blocks: Sequence[Array]) -> Array:
     >>> hadamard([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
     array([[3., 8.]])
     """
-    _check(blocks, "hadamard")
+    check_operands(blocks, "hadamard")
     return reduce(_operator.mul, blocks)
 
 
 def multiplication(blocks: Sequence[Array]) -> Array:
-    """Multiply blocks as matrices: vec(mat(u_1) mat(u_2)), both row-major √d × √d.
+    """Multiply blocks as matrices: vec(mat(u_1) mat(u_2)), both row-major √d by √d.
 
     It does not commute: the order of the blocks matters.
 
@@ -247,7 +162,7 @@ def multiplication(blocks: Sequence[Array]) -> Array:
     >>> multiplication([np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.0, 1.0, 1.0, 0.0])])
     array([2., 1., 4., 3.])
     """
-    _check(blocks, "multiplication", _SQUARE, 2)
+    check_operands(blocks, "multiplication", SQUARE, 2)
     xp = array_namespace(*blocks)
     side = math.isqrt(blocks[0].shape[-1])
     matrices = [xp.reshape(u, (*u.shape[:-1], side, side)) for u in blocks]
@@ -281,7 +196,7 @@ def quaternion(blocks: Sequence[Array]) -> Array:
     >>> quaternion([np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 6.0, 7.0, 8.0])])
     array([-60.,  12.,  30.,  24.])
     """
-    _check(blocks, "quaternion", _FOURS, 2)
+    check_operands(blocks, "quaternion", FOURS, 2)
     return reduce(_hamilton, blocks)
 
 
@@ -326,38 +241,7 @@ def bilinear(blocks: Sequence[Array]) -> Array:
     >>> bilinear([np.array([1.0, 2.0, 0.0]), np.array([0.0, 1.0, 0.0])]).round(6) + 0.0
     array([0., 1., 2.])
     """
-    _check(blocks, "bilinear")
+    check_operands(blocks, "bilinear")
     xp = array_namespace(*blocks)
     spectrum = reduce(_operator.mul, [xp.fft.rfft(u, axis=-1) for u in blocks])
     return xp.fft.irfft(spectrum, n=blocks[0].shape[-1], axis=-1)
-
-
-def _check(blocks: Sequence[Array], name: str, width: Width = ANY, least: int = 1) -> None:
-    if len(blocks) < least:
-        raise ValueError(
-            f"operator {name!r} needs {'at least two blocks' if least > 1 else 'a block'}, got "
-            f"{len(blocks)}. Operators that take a single block: concat, sum, mean, hadamard, "
-            f"bilinear."
-        )
-    widths = [u.shape[-1] for u in blocks]
-    if len(set(widths)) > 1:
-        raise ValueError(
-            f"operator {name!r} needs blocks of equal width, got {widths}. Project them to a "
-            f"common width first: projection='pca', 'random' or 'supervised'."
-        )
-    width.check(widths[0], name)
-
-
-#: Every operator by the name that the `operator` parameter takes; see `register_operator`.
-OPERATORS: dict[str, Operator] = {
-    op.name: op
-    for op in [
-        Operator("concat", concat),
-        Operator("sum", sum),
-        Operator("mean", mean),
-        Operator("hadamard", hadamard),
-        Operator("multiplication", multiplication, _SQUARE, 2),
-        Operator("quaternion", quaternion, _FOURS, 2),
-        Operator("bilinear", bilinear),
-    ]
-}

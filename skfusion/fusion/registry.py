@@ -1,13 +1,94 @@
-"""Operators of one's own, and the combinations of the paper."""
+"""Operators by name: those of skfusion, one's own, and the combinations of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import joblib
+import numpy as np
+from numpy.typing import NDArray
 
-from .operators import ANY, OPERATORS, Function, Operator, Width
+from .operators import bilinear, concat, hadamard, mean, multiplication, quaternion, sum
+from .widths import ANY, FOURS, SQUARE, Array, Width, check_operands
+
+Function = Callable[[Sequence[Array]], Array]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator and what it needs; calling it checks that and runs the function.
+
+    Parameters
+    ----------
+    name : str
+        What the `operator` parameter takes.
+    function : callable
+        Takes a sequence of arrays of shape (..., d) and gives one array.
+    width : Width
+        The widths d that it can work with.
+    least : int, default=1
+        Fewest blocks. A single block is returned as it is where 1 will do.
+    neutral : callable of int to ndarray, or None, default=None
+        For a product: gives the vector e of width d that leaves any other as it is.
+    terms : callable of int to float, default=one
+        For a product: how many products of entries make one entry of the result.
+    """
+
+    name: str
+    function: Function
+    width: Width = ANY
+    least: int = 1
+    neutral: Callable[[int], NDArray[np.float64]] | None = None
+    terms: Callable[[int], float] = lambda d: 1
+
+    def __call__(self, blocks: Sequence[Array]) -> Array:
+        """Fuse blocks of equal width.
+
+        Parameters
+        ----------
+        blocks : sequence of array of shape (..., d)
+            The blocks.
+
+        Returns
+        -------
+        array
+            The fused rows.
+
+        Raises
+        ------
+        ValueError
+            If blocks are too few or of different widths, or the width is not valid.
+        """
+        width = None if self.name == "concat" else self.width
+        check_operands(blocks, self.name, width, self.least)
+        return blocks[0] if len(blocks) == 1 else self.function(blocks)
+
+
+def _identity(d: int) -> NDArray[np.float64]:
+    return np.eye(math.isqrt(d)).ravel()
+
+
+def _real_ones(d: int) -> NDArray[np.float64]:
+    return np.repeat([1.0, 0.0], [d // 4, d - d // 4])
+
+
+#: Every operator by the name that the `operator` parameter takes; see `register_operator`.
+OPERATORS: dict[str, Operator] = {
+    op.name: op
+    for op in [
+        Operator("concat", concat),
+        Operator("sum", sum),
+        Operator("mean", mean),
+        Operator("hadamard", hadamard, neutral=np.ones),
+        Operator("multiplication", multiplication, SQUARE, 2, _identity, math.sqrt),
+        Operator("quaternion", quaternion, FOURS, 2, _real_ones, lambda d: 4),
+        Operator("bilinear", bilinear, neutral=lambda d: np.eye(1, d)[0], terms=float),
+    ]
+}
 
 BUILT_IN = frozenset(OPERATORS)
 
@@ -72,9 +153,11 @@ def register_operator(
     if not callable(function):
         raise TypeError(f"The function of operator {name!r} cannot be called: {function!r}.")
     OPERATORS[name] = Operator(name, function, _make_width(width))
+    _REGISTERED_AT[name] = time.time_ns()
 
 
 _RESERVED = BUILT_IN | {"weighted", "gated"}
+_REGISTERED_AT: dict[str, int] = {}
 
 
 def _make_width(width: int | Callable[[int], bool] | None) -> Width:
@@ -128,30 +211,39 @@ def find_operator(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def export_operators() -> dict[str, tuple[Any, Any, str]]:
+Exported = dict[str, tuple[int, Any, Any, str]]
+
+
+def export_operators() -> Exported:
     """Give the user's own operators in a form that can be pickled, lambdas too.
 
     Returns
     -------
     dict
-        For each name the function, the predicate of valid widths and its text. Put it in the
-        state of an estimator that names an operator: a worker process starts without them.
+        For each name the time of its registration, the function, the predicate of valid widths
+        and its text. Put it in the state of an estimator that names an operator: a worker
+        process starts without them.
     """
     wrap = joblib.wrap_non_picklable_objects
     return {
-        name: (wrap(op.function), wrap(op.width.valid), op.width.text)
+        name: (_REGISTERED_AT[name], wrap(op.function), wrap(op.width.valid), op.width.text)
         for name, op in OPERATORS.items()
         if name not in BUILT_IN
     }
 
 
-def import_operators(exported: Mapping[str, tuple[Any, Any, str]]) -> None:
-    """Register what `export_operators` gave, where the name is not registered here.
+def import_operators(exported: Exported) -> None:
+    """Register what `export_operators` gave, where it is newer than what is registered here.
+
+    Workers live on between calls, so they must learn of a function that was replaced; an old
+    pickle must not bring the replaced one back.
 
     Parameters
     ----------
-    exported : mapping
+    exported : dict
         As `export_operators` gives it.
     """
-    for name, (function, valid, text) in exported.items():
-        OPERATORS.setdefault(name, Operator(name, function, Width(valid, text)))
+    for name, (at, function, valid, text) in exported.items():
+        if at > _REGISTERED_AT.get(name, 0):
+            OPERATORS[name] = Operator(name, function, Width(valid, text))
+            _REGISTERED_AT[name] = at

@@ -43,7 +43,7 @@ class Scaler:
         """
         if self.how == "standard":
             assert self.mean is not None and self.std is not None
-            scaled = block - self.mean.astype(block.dtype)
+            scaled: NDArray[Any] = block - self.mean.astype(block.dtype)
             scaled /= self.std.astype(block.dtype)
             return scaled
         if self.how == "l2":

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_consistent_length
+from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import validate_data
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,13 @@ def read_targets(estimator: Any, y: Any, n_rows: int) -> Targets:
         If y is missing, of another length, of one class, or not of classes where a classifier is
         trained.
     """
-    y = validate_data(estimator, X="no_validation", y=y)
+    if y is None:
+        raise ValueError(
+            f"This {type(estimator).__name__} estimator requires y to be passed, but the target "
+            f"y is None: operator='weighted' and projection='supervised' learn from it."
+        )
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y")
     check_consistent_length(y, np.empty(n_rows))
     kind = type_of_target(y, input_name="y")
     if kind == "continuous" and estimator.operator == "weighted":

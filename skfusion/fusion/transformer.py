@@ -13,11 +13,13 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from .blocks import to_slices
 from .boundaries import SINGLE, read_blocks
-from .operators import Operator, mean
-from .projection import Projection, common_width, count_sketch, pca_projection, random_projection
-from .registry import export_operators, find_operator, import_operators
+from .common_width import common_width
+from .layout import output_layout, output_names
+from .operators import mean
+from .pca import pca_projection
+from .projection import Projection, add_bias, count_sketch, random_projection
+from .registry import Operator, export_operators, find_operator, import_operators
 from .scaling import fit_scaler
 from .supervised import supervised_projections
 from .targets import Targets, read_targets
@@ -40,7 +42,7 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         - "concat": [E_1 ‖ ... ‖ E_n], scaled and not projected.
         - "sum", "mean", "hadamard": u_1 + ... + u_n, its mean, the entrywise product.
-        - "multiplication": the product of the matrices that u_i are, row-major √d × √d. Needs
+        - "multiplication": the product of the matrices that u_i are, row-major √d by √d. Needs
           two blocks and a perfect square d. The order of the blocks matters.
         - "quaternion": the Hamilton product, components in four parts [r ‖ i ‖ j ‖ k]. Needs two
           blocks and d a multiple of 4. The order of the blocks matters.
@@ -65,6 +67,14 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     n_components : int or None, default=None
         The common width d. None takes the width of the smallest block, rounded down to what the
         operator needs, and at most the n_samples - 1 that PCA can give.
+    bias : bool, default=True
+        Whether principal components, random projections and count sketches get a bias, as
+        trained ones have, where the operator is a product of two blocks or more: e is its
+        neutral element, v_i the projection of root mean square 1, and u_i is proportional to
+        e + s v_i. F is then a constant plus v_1 + v_2 + s (v_1 ⊗ v_2), with s such that the
+        product has a third of the size of v_i. Without it, F holds the interactions of centred
+        blocks only and nothing that is linear in one, which two balanced classes mostly differ
+        in.
     scale : {"standard", "l2", None}, default="standard"
         What is done to each block first: zero mean and unit variance of its columns (one that
         does not vary is only centred), unit norm of its rows, or nothing.
@@ -141,6 +151,7 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         "residual": [StrOptions({"concat", "add"}), "boolean"],
         "projection": [StrOptions({"pca", "random", "supervised"}), None],
         "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "bias": ["boolean"],
         "scale": [StrOptions({"standard", "l2"}), None],
         "block_sizes": ["array-like", Mapping, StrOptions({SINGLE}), None],
         "class_weight": [StrOptions({"balanced"}), None],
@@ -154,6 +165,7 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         residual: bool | str = False,
         projection: str | None = "pca",
         n_components: int | None = None,
+        bias: bool = True,
         scale: str | None = "standard",
         block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
         class_weight: str | None = None,
@@ -163,6 +175,7 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.residual = residual
         self.projection = projection
         self.n_components = n_components
+        self.bias = bias
         self.scale = scale
         self.block_sizes = block_sizes
         self.class_weight = class_weight
@@ -235,7 +248,9 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
         return np.ascontiguousarray(self._fuse(scaled))
 
-    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
+    def get_feature_names_out(
+        self, input_features: ArrayLike | None = None
+    ) -> NDArray[np.object_]:
         """Name the output's columns.
 
         Parameters
@@ -250,21 +265,10 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ``{block}__{i}`` where it has none; fused columns are named ``{operator}{i}``.
         """
         check_is_fitted(self)
-        if input_features is None and not hasattr(self, "feature_names_in_"):
-            inputs = [
-                f"{name}__{i}"
-                for name, cut in self.block_indices_.items()
-                for i in range(cut.stop - cut.start)
-            ]
-        else:
+        inputs = None
+        if input_features is not None or hasattr(self, "feature_names_in_"):
             inputs = list(_check_feature_names_in(self, input_features))
-        names: list[str] = []
-        for part, cut in self.output_indices_.items():
-            if part in self.block_indices_:
-                names += inputs[self.block_indices_[part]]
-            else:
-                names += [f"{self._operator}{i}" for i in range(cut.stop - cut.start)]
-        return np.array(names, dtype=object)
+        return output_names(self.block_indices_, self.output_indices_, self._operator, inputs)
 
     def _needs_y(self) -> bool:
         trained = self.projection == "supervised" and self.operator not in ("concat", "bilinear")
@@ -292,11 +296,14 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             return supervised_projections(
                 scaled, targets, operator, n_components=d, residual=self.residual, rng=rng
             )
+        projections: list[Projection] = []
         if how == "sketch":
-            return [count_sketch(width, d, rng) for width in widths]
+            projections += [count_sketch(width, d, rng) for width in widths]
         if how == "random":
-            return [random_projection(width, d, rng) for width in widths]
-        return [pca_projection(block, d, rng) for block in scaled] if how == "pca" else []
+            projections += [random_projection(width, d, rng) for width in widths]
+        if how == "pca":
+            projections += [pca_projection(block, d, rng) for block in scaled]
+        return add_bias(projections, scaled, operator) if self.bias else projections
 
     def _fuse(self, scaled: list[NDArray[Any]]) -> NDArray[Any]:
         if self._operator == "weighted":
@@ -308,7 +315,9 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         projected = scaled
         if self.projections_:
             projections = self.projections_.values()
-            projected = [project(block) for project, block in zip(projections, scaled, strict=True)]
+            projected = [
+                project(block) for project, block in zip(projections, scaled, strict=True)
+            ]
         fused = find_operator(self._operator)(projected)
         if self._residual == "add":
             fused = fused + mean(projected)
@@ -318,16 +327,12 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _lay_out(self, rows: list[NDArray[Any]]) -> None:
         """Find where the parts of the output are by fusing some rows."""
-        fused = self._fuse(rows)
-        sizes = {}
-        if self._operator in _SIDE_BY_SIDE or self._residual == "concat":
-            sizes = {name: cut.stop - cut.start for name, cut in self.block_indices_.items()}
-        if self._operator not in _SIDE_BY_SIDE:
-            name = self._operator
-            while name in self.block_indices_:
-                name += "_"
-            sizes[name] = fused.shape[1] - sum(sizes.values())
-        self.output_indices_ = to_slices(sizes)
+        width = self._fuse(rows).shape[1]
+        beside = self._operator in _SIDE_BY_SIDE
+        fused = None if beside else self._operator
+        self.output_indices_ = output_layout(
+            self.block_indices_, width, fused, with_blocks=beside or self._residual == "concat"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

@@ -20,6 +20,7 @@ from .targets import Targets
 Floats = NDArray[np.float64]
 
 MOST_ROWS = 1000
+_FLAT = 1e-6  # of the logarithm of the error: no reason to prefer a block
 _LOG_PENALTIES = (-9.0, 5.0)  # of λ, where the kernels' mean diagonal is 1
 
 
@@ -95,11 +96,14 @@ def _kernels(blocks: Sequence[NDArray[np.floating]]) -> tuple[list[Floats], Floa
 def _best_shares(kernels: Sequence[Floats], targets: Targets) -> Floats:
     """Descend from the best of the uniform shares and the single blocks, where it pays."""
     n = len(kernels)
-    starts = [np.full(n, 1 / n), *(0.9 * np.eye(n) + 0.1 / n if n > 1 else [])]
-    scored = [(*_best_penalty(kernels, v, targets), tuple(v)) for v in starts]
-    _, penalty, shares = min(scored)
+    starts = [np.full(n, 1 / n), *(0.9 * np.eye(n) + 0.1 / n)]
     if n == 1:
         return np.ones(1)
+    tried = [_best_penalty(kernels, v, targets) for v in starts]
+    best = int(np.argmin([loss for loss, _ in tried]))
+    if tried[best][0] > tried[0][0] - _FLAT:
+        best = 0  # equal blocks keep equal shares
+    (_, penalty), shares = tried[best], starts[best]
     start = np.append(np.log(shares), penalty)
     bounds = [(-12.0, 12.0)] * n + [_LOG_PENALTIES]
     found = optimize.minimize(
@@ -113,7 +117,9 @@ def _best_shares(kernels: Sequence[Floats], targets: Targets) -> Floats:
     return _softmax(found.x[:-1])
 
 
-def _best_penalty(kernels: Sequence[Floats], shares: Floats, targets: Targets) -> tuple[float, float]:
+def _best_penalty(
+    kernels: Sequence[Floats], shares: Floats, targets: Targets
+) -> tuple[float, float]:
     """Try a few λ at given shares; the descent refines the best."""
     with_penalty = [
         (_loss_and_slope(kernels, np.append(np.log(shares), at), targets, slope=False)[0], at)
@@ -122,9 +128,7 @@ def _best_penalty(kernels: Sequence[Floats], shares: Floats, targets: Targets) -
     return min(with_penalty)
 
 
-def leave_one_out(
-    kernel: Floats, penalty: float, matrix: Floats
-) -> tuple[Floats, Floats]:
+def leave_one_out(kernel: Floats, penalty: float, matrix: Floats) -> tuple[Floats, Floats]:
     """Give what ridge regression without a row misses that row's target by.
 
     Parameters
@@ -165,7 +169,7 @@ def leave_one_out(
 def _loss_and_slope(
     kernels: Sequence[Floats], at: Floats, targets: Targets, *, slope: bool = True
 ) -> tuple[float, Floats]:
-    """Log of the mean squared leave-one-out error, and its derivative by share logits and log λ."""
+    """Log of the mean squared error, and its derivative by share logits and log λ."""
     shares, penalty = _softmax(at[:-1]), float(np.exp(at[-1]))
     kernel = sum(v * K for v, K in zip(shares, kernels, strict=True))
     errors, P = leave_one_out(np.asarray(kernel), penalty, targets.matrix)

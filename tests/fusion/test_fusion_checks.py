@@ -16,7 +16,12 @@ CONFIGURATIONS = [
         "bilinear", residual="add", n_components=3, block_sizes="single", random_state=0
     ),
     FusionTransformer(
-        "mean", projection="random", n_components=4, scale=None, block_sizes="single", random_state=0
+        "mean",
+        projection="random",
+        n_components=4,
+        scale=None,
+        block_sizes="single",
+        random_state=0,
     ),
 ]
 

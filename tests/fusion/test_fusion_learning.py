@@ -1,0 +1,277 @@
+"""What is learnt in `fit`: principal components, ridge weights, trained projections."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import LeaveOneOut, cross_val_predict
+from sklearn.preprocessing import StandardScaler
+
+from skfusion.fusion import pca, weighted
+from skfusion.fusion.blocks import EmbeddingBlocks
+from skfusion.fusion.projection import add_bias, random_projection
+from skfusion.fusion.registry import OPERATORS
+from skfusion.fusion.targets import Targets
+from skfusion.fusion.transformer import FusionTransformer
+
+
+@pytest.fixture
+def problem(rng):
+    """A block that tells the classes, a wider one that tells less, and noise."""
+    y = rng.integers(3, size=90)
+    means = rng.normal(size=(3, 12)), rng.normal(size=(3, 30))
+    X = EmbeddingBlocks(
+        {
+            "good": means[0][y] + rng.normal(size=(90, 12)),
+            "fair": 0.4 * means[1][y] + rng.normal(size=(90, 30)),
+            "noise": rng.normal(size=(90, 50)),
+        }
+    )
+    return X, y
+
+
+# --- the paper's "same-model concat brings nothing" -------------------------------------------
+
+
+@pytest.mark.parametrize("penalty", [0.1, 1.0, 100.0])
+def test_a_model_beside_itself_is_that_model_under_ridge(rng, penalty):
+    X, Y = rng.normal(size=(50, 12)) * 7 + 3, rng.normal(size=(50, 3))
+    train, test = np.arange(40), np.arange(40, 50)
+    single = EmbeddingBlocks({"a": X})
+    double = EmbeddingBlocks({"a": X, "again": X})
+    predicted = []
+    for blocks, factor in ((single, 1), (double, 2)):
+        fuse = FusionTransformer("concat").fit(blocks[train])
+        ridge = Ridge(factor * penalty).fit(fuse.transform(blocks[train]), Y[train])
+        predicted.append(ridge.predict(fuse.transform(blocks[test])))
+    np.testing.assert_allclose(*predicted, rtol=1e-9, atol=1e-10)
+
+
+# --- principal components ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(30, 80), (80, 30)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exact_components(rng, shape, dtype):
+    X = (rng.normal(size=shape) @ rng.normal(size=(shape[1], shape[1])) + 5).astype(dtype)
+    k = 20
+    found = pca.pca_projection(X, k, np.random.RandomState(0))(X)
+    expected = PCA(k, svd_solver="full").fit_transform(X.astype(np.float64))
+    tolerance = 1e-4 if dtype == np.float32 else 1e-9
+    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=tolerance * expected.max())
+
+
+def test_the_randomised_solver_keeps_the_variance(rng):
+    widths = np.arange(1, 1601) ** -0.7
+    X = rng.normal(size=(1800, 1600)) * widths
+    assert pca.prefers_randomised(X.shape, 16)
+    found = pca.pca_projection(X, 16, np.random.RandomState(0))
+    exact = pca._from_covariance(X, X.mean(axis=0), 16)
+    kept, best = ((X @ W).var(axis=0).sum() for W in (found.weight, exact))
+    assert kept > best * (1 - 1e-3)
+    np.testing.assert_allclose(found.weight.T @ found.weight, np.eye(16), atol=1e-9)
+
+
+def test_directions_without_variance_give_zeros(rng):
+    X = rng.normal(size=(20, 3)) @ rng.normal(size=(3, 10))
+    for rows in (X, X[:8]):
+        project = pca.pca_projection(rows, 5, np.random.RandomState(0))
+        np.testing.assert_array_equal(project.weight[:, 3:], 0)
+
+
+# --- the bias of products ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["hadamard", "multiplication", "quaternion", "bilinear"])
+def test_a_bias_leaves_linear_terms_in_products(rng, operator):
+    X = EmbeddingBlocks([rng.normal(size=(900, 16)), rng.normal(size=(900, 16))])
+    y = (X[:, 0] + X[:, 16] > 0).astype(int)
+    scores = []
+    for bias in (True, False):
+        fuse = FusionTransformer(operator, projection="random", bias=bias, random_state=0)
+        fused = fuse.fit_transform(X[:600])
+        model = LogisticRegression().fit(fused, y[:600])
+        scores.append(model.score(fuse.transform(X[600:]), y[600:]))
+    assert scores[0] > 0.7 and scores[0] > scores[1] + 0.1
+
+
+@pytest.mark.parametrize("n_blocks", [2, 3])
+@pytest.mark.parametrize("name", ["hadamard", "multiplication", "quaternion", "bilinear"])
+def test_the_bias_against_its_formula(rng, name, n_blocks):
+    operator, d = OPERATORS[name], 16
+    blocks = [rng.normal(size=(50, 10)) for _ in range(n_blocks)]
+    state = np.random.RandomState(0)
+    plain = [random_projection(10, d, state) for _ in blocks]
+    v = [project(block) for project, block in zip(plain, blocks, strict=True)]
+    v = [each / np.sqrt(np.mean(each**2)) for each in v]
+    e = np.tile(operator.neutral(d), (50, 1))
+    np.testing.assert_allclose(operator([e, v[0]]), v[0], atol=1e-12)
+    np.testing.assert_allclose(operator([v[0], e]), v[0], atol=1e-12)
+    s = 1 / 3 / np.sqrt(operator.terms(d))
+    u = [
+        project(block)
+        for project, block in zip(add_bias(plain, blocks, operator), blocks, strict=True)
+    ]
+    expected = operator([e + s * each for each in v]) / s
+    np.testing.assert_allclose(operator(u), expected, atol=1e-9)
+    if n_blocks == 2:
+        terms = e / s + v[0] + v[1] + s * operator(v)
+        np.testing.assert_allclose(operator(u), terms, atol=1e-9)
+        assert 0.2 < np.std(s * operator(v)) < 0.5
+
+
+def test_sums_and_single_blocks_have_no_bias(rng):
+    project = random_projection(5, 3, np.random.RandomState(0))
+    block = rng.normal(size=(9, 5))
+    assert add_bias([project] * 2, [block] * 2, OPERATORS["sum"]) == [project] * 2
+    assert add_bias([project], [block], OPERATORS["hadamard"]) == [project]
+
+
+# --- weighted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("penalty", [0.1, 3.0])
+def test_leave_one_out_against_refits(rng, penalty):
+    X, Y = rng.normal(size=(25, 8)) + 4, rng.normal(size=(25, 2))
+    left_out = cross_val_predict(Ridge(penalty), X, Y, cv=LeaveOneOut())
+    errors, _ = weighted.leave_one_out(X @ X.T, penalty, Y)
+    np.testing.assert_allclose(errors, Y - left_out, rtol=1e-8)
+
+
+def test_the_slope_against_differences(problem):
+    X, y = problem
+    targets = Targets(np.eye(3)[y], y, np.linspace(0.5, 1.5, 90))
+    kernels, _ = weighted._kernels(list(X.blocks.values()))
+    at = np.array([0.1, 0.5, -0.3, -1.0])
+    _, slope = weighted._loss_and_slope(kernels, at, targets)
+    for i, step in enumerate(np.eye(4) * 1e-6):
+        up, down = (weighted._loss_and_slope(kernels, at + s, targets)[0] for s in (step, -step))
+        assert slope[i] == pytest.approx((up - down) / 2e-6, abs=1e-6)
+
+
+def test_weights(problem):
+    X, y = problem
+    fuse = FusionTransformer("weighted").fit(X, y)
+    w, shares = fuse.weights_, fuse.kernel_weights_
+    for simplex in (w, shares):
+        assert simplex.sum() == pytest.approx(1) and (simplex >= 0).all()
+    assert shares[0] > shares[1] > shares[2] and shares[2] < 0.1
+    out = fuse.transform(X)
+    for (name, block), weight in zip(X.blocks.items(), w, strict=True):
+        expected = weight * StandardScaler().fit_transform(block)
+        np.testing.assert_allclose(out[:, fuse.output_indices_[name]], expected, atol=1e-9)
+    variances = [out[:, cut].var(axis=0).sum() for cut in fuse.output_indices_.values()]
+    np.testing.assert_allclose(variances / np.sum(variances), shares, atol=1e-9)
+
+
+def test_weights_are_no_worse_than_equal_ones_or_a_single_block(problem):
+    X, y = problem
+    targets = Targets(np.eye(3)[y], y, np.ones(90))
+    kernels, _ = weighted._kernels(list(X.blocks.values()))
+
+    def best(shares: np.ndarray) -> float:
+        path = np.linspace(-9, 5, 60)
+        logits = np.log(np.maximum(shares, 1e-9))
+        return min(
+            weighted._loss_and_slope(kernels, np.append(logits, at), targets, slope=False)[0]
+            for at in path
+        )
+
+    _, shares = weighted.ridge_weights(list(X.blocks.values()), targets, np.random.RandomState(0))
+    others = [np.full(3, 1 / 3), *np.eye(3)]
+    assert best(shares) <= min(map(best, others)) + 1e-3
+
+
+def test_weights_of_equal_blocks_are_equal(problem):
+    X, y = problem
+    same = EmbeddingBlocks({"a": X.blocks["good"], "b": X.blocks["good"] * 5 + 1})
+    fuse = FusionTransformer("weighted").fit(same, y)
+    np.testing.assert_allclose(fuse.weights_, 0.5, atol=1e-3)
+    assert FusionTransformer("weighted").fit(same.select(["a"]), y).weights_.tolist() == [1]
+
+
+def test_weights_for_numbers_and_balanced_classes(problem):
+    X, y = problem
+    numbers = X.blocks["good"] @ np.ones(12)
+    fuse = FusionTransformer("weighted").fit(X, numbers)
+    assert fuse.kernel_weights_[0] > 0.9
+    rare = y == 0
+    kept = np.flatnonzero(~rare | (np.cumsum(rare) <= 6))
+    plain, balanced = (
+        FusionTransformer("weighted", class_weight=how).fit(X[kept], y[kept]).weights_
+        for how in (None, "balanced")
+    )
+    assert not np.allclose(plain, balanced)
+
+
+def test_many_rows_are_sampled(problem, monkeypatch):
+    X, y = problem
+    monkeypatch.setattr(weighted, "MOST_ROWS", 60)
+    runs = [FusionTransformer("weighted", random_state=s).fit(X, y).weights_ for s in (0, 0, 1)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+    FusionTransformer("weighted").fit(X, np.append(y[:-1], 7))  # a class of one row
+
+
+# --- supervised -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["sum", "hadamard", "quaternion", "multiplication"])
+def test_trained_projections_find_what_pca_misses(rng, operator):
+    """The classes differ where the blocks vary least."""
+    y = rng.integers(2, size=160)
+    spread = np.r_[np.full(14, 5.0), np.full(2, 0.1)]
+    parts = []
+    for _ in range(2):
+        block = rng.normal(size=(160, 16)) * spread
+        block[:, -1] += 0.3 * (2 * y - 1)
+        parts.append(block)
+    X = EmbeddingBlocks(parts)
+    scores = {}
+    for projection in ("pca", "supervised"):
+        fuse = FusionTransformer(
+            operator, projection=projection, scale=None, n_components=4, random_state=0
+        ).fit(X[:100], y[:100])
+        head = LogisticRegression(C=100, max_iter=2000)
+        head.fit(StandardScaler().fit_transform(fuse.transform(X[:100])), y[:100])
+        scaled = StandardScaler().fit(fuse.transform(X[:100])).transform(fuse.transform(X[100:]))
+        scores[projection] = head.score(scaled, y[100:])
+    assert scores["supervised"] > 0.85 > 0.75 > scores["pca"]
+
+
+def test_wide_blocks_of_few_rows_are_reduced_without_loss(rng):
+    from skfusion.fusion.supervised import _to_basis
+
+    block = rng.normal(size=(20, 200)) + 2
+    basis = _to_basis(block, np.random.RandomState(0))
+    assert basis.rows.shape == (20, 19)
+    assert np.mean((basis.rows**2).sum(axis=1)) == pytest.approx(1)
+    weight, bias = rng.normal(size=(19, 4)), rng.normal(size=4)
+    np.testing.assert_allclose(
+        basis.widen(weight, bias)(block), basis.rows @ weight + bias, atol=1e-9
+    )
+
+
+def test_numbers_cannot_train_a_classifier(problem):
+    X, _ = problem
+    with pytest.raises(ValueError, match=r"y is 'continuous'.*needs classes"):
+        FusionTransformer("sum", projection="supervised").fit(X, np.linspace(0, 1, 90))
+
+
+def test_few_rows_are_trained_on_without_holding_out(problem):
+    X, y = problem
+    rows = np.array([np.flatnonzero(y == c)[0] for c in range(3)] + [5])
+    fuse = FusionTransformer("sum", projection="supervised", random_state=0)
+    assert np.isfinite(fuse.fit(X[rows], y[rows]).transform(X)).all()
+
+
+def test_torch_is_left_as_it_was(problem):
+    import torch
+
+    X, y = problem
+    before = torch.random.get_rng_state().clone(), torch.get_num_threads()
+    FusionTransformer("sum", projection="supervised").fit(X[:40], y[:40])
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert torch.get_num_threads() == before[1]
