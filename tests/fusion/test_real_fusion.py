@@ -25,22 +25,15 @@ DATA_SETS = [
     "legalbench_definition_classification",
     "legalbench_overruling",
 ]
-#: Operators with which a linear classifier sees the blocks themselves, or trained projections.
-LINEAR = [
-    {"operator": "concat"},
-    {"operator": "sum"},
+SETTINGS = [
+    *PAPER_OPERATORS,
     {"operator": "mean"},
     {"operator": "weighted"},
-    *(setting for setting in PAPER_OPERATORS if setting["residual"]),
-    {"operator": "bilinear", "residual": "concat"},
+    {"operator": "bilinear"},
     *(
         {"operator": operator, "projection": "supervised"}
         for operator in ("sum", "hadamard", "quaternion", "multiplication")
     ),
-]
-#: Products of untrained, centred projections alone: no linear part of a block is left in them.
-PRODUCTS = [
-    {"operator": operator} for operator in ("hadamard", "quaternion", "multiplication", "bilinear")
 ]
 
 
@@ -59,22 +52,16 @@ def vectors(request, protocol, real_store):
     models = ["minilm-l6", "smollm2-135m"]
     for model in models:
         fetched(model)
-    return request.param, protocol.embed(request.param, 400, models, real_store)
+    return protocol.embed(request.param, 400, models, real_store)
 
 
 def test_concat_holds_what_the_better_model_reaches(vectors, protocol):
-    scores = protocol.evaluate(vectors[1], 5, [{"operator": "concat"}])
+    scores = protocol.evaluate(vectors, 5, [{"operator": "concat"}])
     assert protocol.concat_minus_best_single(scores) >= -0.005
 
 
-def test_operators_beat_chance(vectors, protocol):
-    name, data = vectors
-    scores = protocol.evaluate(data, 1, [*LINEAR, *PRODUCTS])
-    for setting in LINEAR:
+def test_every_operator_beats_chance(vectors, protocol):
+    scores = protocol.evaluate(vectors, 1, SETTINGS)
+    for setting in SETTINGS:
         label = protocol.label_of(setting)
-        assert scores[label] > scores["chance"] + 0.08, label
-    if name != "rotten_tomatoes":
-        # On 200 rows of sentiment these do not, and FusionTransformer says so; see the README.
-        for setting in PRODUCTS:
-            label = protocol.label_of(setting)
-            assert scores[label] > scores["chance"] + 0.03, label
+        assert scores[label] > scores["chance"] + 0.05, label
