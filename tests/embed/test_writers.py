@@ -86,7 +86,8 @@ def _damage_and_read_on(model, memory, texts, expected):
             X = embedder.fit_transform(texts)
         assert [w.category for w in caught] in ([[StoreWarning], []][attempt:])
         np.testing.assert_allclose(X[:, : tiny.WIDTH], expected, atol=2e-3)
-    assert embedder.store_.verify()["damaged"] == []
+    # A damaged shard that nobody had to read stays as it is; the others are whole.
+    assert set(embedder.store_.verify()["damaged"]) <= {str(files[0]), str(files[-1])}
 
 
 def test_a_full_disk(tmp_path):
