@@ -5,7 +5,6 @@ are neither installed nor imported, and nothing that they require is downloaded.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import copyfileobj
 
-import platformdirs
+from skfusion.embed.digests import cache_folder
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,6 @@ MODELS = {
         layout="zip",
     ),
 }
-
-
-def cache_folder() -> Path:
-    """Return the folder of all that the examples keep: ``$SKFUSION_CACHE`` or the user's cache."""
-    chosen = os.environ.get("SKFUSION_CACHE")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("skfusion")
 
 
 def target_folder(name: str) -> Path:

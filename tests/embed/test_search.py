@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from test_embedder import run_python
-from test_forward import by_hand
+from test_pooling import by_hand
 
 from skfusion import VectorStore
 from skfusion.embed import loading

@@ -47,10 +47,9 @@ print(json.dumps([str(path), os.stat(path).st_mode & 0o777]))
 
 def test_what_dead_processes_left_is_removed():
     code = """
-import os, sys
+import os
 from skfusion.embed import session
-dead = int(sys.stdin.readline()) if False else 2**22 - 3
-left = session._path(dead)
+left = session._path(2**22 - 3)
 left.mkdir(mode=0o700, exist_ok=True)
 other = session._path(os.getppid())
 existed = other.exists()
