@@ -19,7 +19,13 @@ ALLOWED = {
     "embed": COMMON
     | {"huggingface_hub", "narwhals", "platformdirs", "safetensors", "torch", "tqdm"},
     "fusion": COMMON | {"array_api_compat", "narwhals", "scipy", "torch"},
+    "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
+    "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
+    "inspection": COMMON | {"matplotlib", "pandas"},
+    "saving": COMMON | {"safetensors", "skops", "torch"},
 }
+#: Imported where they are used, so that `import skfusion` works without them or stays fast.
+LATE = {"matplotlib", "optuna", "pandas", "skops"}
 #: Where only one module may name a library.
 ONLY = {"transformers": "embed/loading.py", "tqdm": "embed/encoding.py"}
 
@@ -55,6 +61,24 @@ def test_folders_depend_one_way(path):
         assert "from ..embed" not in text
     if relative.parts[0] == "embed" and relative.name != "union.py":
         assert "from ..fusion" not in text
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_optional_libraries_are_imported_late(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
+    names = {
+        name.partition(".")[0]
+        for node in ast.walk(top)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+    }
+    assert not names & LATE
 
 
 def test_every_public_name_has_a_docstring_with_an_example():

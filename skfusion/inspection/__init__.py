@@ -1,0 +1,1 @@
+"""Stability and cost of what was selected."""

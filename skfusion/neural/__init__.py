@@ -1,0 +1,1 @@
+"""The neural head: projections, operator and classifier trained together."""

@@ -1,0 +1,1 @@
+"""Fitted estimators on disk without pickle."""

@@ -1,0 +1,1 @@
+"""Choosing layers, hyperparameters and sets of models."""
