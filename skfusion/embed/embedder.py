@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,18 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
+from ..selection.layer_criteria import CRITERIA
+from ..selection.layer_scores import score_layers
+from ..selection.layer_targets import LayerTargets
+from .averaging import column_scales, mean_over_layers
 from .backbone import Backbone
-from .encoding import Encoded, NonFiniteError, Spec, encode
-from .layers import feature_names, resolve_layers, resolve_poolings, resolve_stored
-from .loading import load, resolve, resolve_device, resolve_dtype
+from .encoding import Encoded, NonFiniteError, encode
+from .layers import feature_names, is_auto, resolve_stored, resolve_wanted
+from .loading import load, resolve, resolve_device
 from .pooling import POOLINGS
 from .session import session_folder
+from .settings import read_spec, read_targets
+from .shards import Column
 from .store import VectorStore
 from .texts import Missing, check_texts
 
@@ -29,6 +36,17 @@ if TYPE_CHECKING:
 
 
 _WARNED: set[str] = set()  # fingerprints whose cut texts this process has heard of
+_READ_BYTES = 2**29  # of vectors that are in memory together when all layers are looked at
+#: What fitting with "auto" or "mean" sets, and what it sets last: gone when another fit begins.
+_BY_TEXTS = (
+    "layer_",
+    "pooling_",
+    "layer_scores_",
+    "layer_errors_",
+    "layer_means_",
+    "layer_stds_",
+    "output_indices_",
+)
 
 
 class TruncationWarning(UserWarning):
@@ -46,14 +64,23 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     model : str, path-like or Backbone
         A hub id, a folder, a ``.gguf`` file, or a `Backbone` that is in memory already.
-    layer : int, float or list of these, default=-1
+    layer : int, float, list of these, "auto" or "mean", default=-1
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
-        ``round(f * L)``. A list gives one block of columns a layer.
-    pooling : str or list of str, default="mean"
+        ``round(f * L)``. A list gives one block of columns a layer. "auto" chooses one in `fit`,
+        from the training rows alone: the best by `layer_criterion`, or the shallowest of those
+        just before it that are within one standard error. "mean" is the mean over layers, each
+        standardised by the training rows. Both look at the layers in `store_layers` where that
+        is a list, and at all otherwise.
+    pooling : str, list of str or "auto", default="mean"
         How a text's token states become one vector, over its real tokens: "mean", "last",
         "first", "max", "weighted_mean" (weights 1 to T) or "mean_no_first" (without the first
-        token, an attention sink in decoder models). A list gives one block each.
+        token, an attention sink in decoder models). A list gives one block each. "auto" chooses
+        one in `fit`, together with the layer or for a single layer, of those in `store_poolings`
+        where that is a list.
+    layer_criterion : str, default="ridge"
+        What "auto" goes by: "ridge" (leave-one-out log-loss of ridge classification), "logme",
+        "h_score", "variability" or, without labels, "effective_rank"; see `layer_scores`.
     max_length : int or None, default=None
         Most tokens of a text, the special ones counted. None takes the smaller of the
         tokenizer's and the model's limit.
@@ -73,6 +100,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     store_layers : "all", "requested" or list, default="all"
         Layers that a pass stores. "requested" keeps only what `layer` and `pooling` ask for, and
         the pass stops behind the deepest of these layers. A list is of the form of `layer`.
+        With "auto", `fit` asks for all layers and `transform` for the chosen one: "requested"
+        saves time on texts that are never trained on, but in a cross-validation, where the test
+        rows of one fold are the training rows of another, "all" runs every text only once.
     store_poolings : "all", "requested" or list of str, default="all"
         Poolings that a pass stores, where `store_layers` is not "requested".
     store_dtype : {"auto", "float32", "float16"}, default="auto"
@@ -94,7 +124,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     layers_ : list of int
-        The layers of the output, counted from 0.
+        The layers of the output, counted from 0. With ``layer="mean"`` those it is the mean of.
     poolings_ : list of str
         The poolings of the output.
     n_layers_ : int
@@ -102,7 +132,15 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     hidden_size_ : int
         Length of one vector.
     output_indices_ : dict of str to slice
-        The columns of each block ``layer{k}_{pooling}``.
+        The columns of each block ``layer{k}_{pooling}`` (``layermean_{pooling}``).
+    layer_, pooling_ : int and str
+        What "auto" has chosen.
+    layer_scores_ : dict of str to float
+        What "auto" has looked at: scores of ``layer{k}_{pooling}``, the higher the better.
+    layer_errors_ : dict of str to float
+        Standard errors of the differences to the best score, where "ridge" is the criterion.
+    layer_means_, layer_stds_ : ndarray of float32, shape (n_layers * n_poolings, hidden_size_)
+        What ``layer="mean"`` standardises by, poolings varying fastest.
     store_ : VectorStore
         What is stored for this model and these settings: ``info()``, ``clear()``, ``verify()``.
     n_truncated_ : int
@@ -112,6 +150,13 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     --------
     Backbone : A model and tokenizer that are in memory already.
     VectorStore : A store with a size limit.
+    skfusion.layer_scores : The scores behind "auto", for any arrays.
+
+    Notes
+    -----
+    "auto" sees the rows that `fit` sees and nothing else, so that cross-validation of a pipeline
+    stays honest. The rule of one standard error (Breiman et al. 1984) takes the shallower of
+    neighbouring layers that the rows cannot tell apart: it costs less to compute.
 
     References
     ----------
@@ -131,12 +176,22 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> pipe = make_pipeline(embedder, LogisticRegression())
     >>> pipe.fit(["good film", "bad film"], ["pos", "neg"]).predict(["good film"])
     array(['pos'], dtype='<U3')
+
+    The layer by itself, from labelled rows:
+
+    >>> texts = ["good film", "bad film", "good plot", "bad plot", "good scene", "bad scene"]
+    >>> auto = LLMLayerEmbedder(tiny_model, layer="auto").fit(texts, [1, 0, 1, 0, 1, 0])
+    >>> sorted(auto.layer_scores_)
+    ['layer0_mean', 'layer1_mean', 'layer2_mean', 'layer3_mean']
+    >>> auto.transform(["good film"]).shape
+    (1, 16)
     """
 
     _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
         "model": [str, os.PathLike, Backbone],
         "layer": [Integral, Real, list, tuple, np.ndarray, StrOptions({"auto", "mean"})],
-        "pooling": [StrOptions(set(POOLINGS)), list, tuple],
+        "pooling": [StrOptions({*POOLINGS, "auto"}), list, tuple],
+        "layer_criterion": [StrOptions(set(CRITERIA))],
         "max_length": [Interval(Integral, 1, None, closed="left"), None],
         "prompt": [str, None],
         "device": "no_validation",
@@ -160,6 +215,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         *,
         layer: int | float | list[int | float] | str = -1,
         pooling: str | list[str] = "mean",
+        layer_criterion: str = "ridge",
         max_length: int | None = None,
         prompt: str | None = None,
         device: str | torch.device | None = None,
@@ -179,6 +235,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.layer = layer
         self.pooling = pooling
+        self.layer_criterion = layer_criterion
         self.max_length = max_length
         self.prompt = prompt
         self.device = device
@@ -197,14 +254,17 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
-        """Read the model's config and settle layers and poolings; no weights are loaded.
+        """Settle layers and poolings: from the model's config, and by the texts where they say so.
+
+        No weights are loaded, unless "auto" or "mean" has to see the vectors of texts that are
+        not stored.
 
         Parameters
         ----------
         X : sequence of str of shape (n_texts,)
             Texts: a list, numpy array, Series, pyarrow array or one-column frame.
-        y : ignored
-            There for scikit-learn's interface.
+        y : array-like of shape (n_texts,) or (n_texts, n_outputs), or None, default=None
+            Classes, a label indicator matrix, or numbers, for "auto"; otherwise ignored.
 
         Returns
         -------
@@ -216,29 +276,12 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         TypeError
             If `X` is not a container of texts.
         ValueError
-            If `X` is empty or misses values, or a parameter is out of the model's range.
+            If `X` is empty or misses values, a parameter is out of the model's range, or "auto"
+            lacks a y that it can use.
         OSError
             If the model cannot be found or reached.
         """
-        if not check_texts(X, missing=self.missing):
-            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-        spec = self._make_spec()
-        n_layers = spec.source.n_layers
-        self.layers_ = resolve_layers(self.layer, n_layers, name="layer")
-        self.poolings_ = resolve_poolings(self.pooling, name="pooling")
-        self._stored = resolve_stored(
-            self.store_layers, self.store_poolings, self.layers_, self.poolings_, n_layers
-        )
-        self.n_layers_ = n_layers
-        self.hidden_size_ = spec.source.width
-        self.output_indices_ = {
-            f"layer{layer}_{pooling}": slice(i * self.hidden_size_, (i + 1) * self.hidden_size_)
-            for i, (layer, pooling) in enumerate(self._columns())
-        }
-        self.n_truncated_ = 0
-        self._spec = spec
-        memory = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
-        self.store_ = memory.scoped(spec.fingerprint(), spec.about())
+        self._settle(X, y, progress=bool(self.verbose))
         return self
 
     def transform(self, X: ArrayLike) -> NDArray[np.float32]:
@@ -252,8 +295,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of float32, shape (n_texts, n_layers * n_poolings * hidden_size_)
-            One block for each layer and pooling, poolings varying fastest; see
-            `output_indices_`. Always finite and C-contiguous.
+            One block for each layer and pooling, poolings varying fastest; with "auto" the chosen
+            one, with ``layer="mean"`` one a pooling. See `output_indices_`. Always finite and
+            C-contiguous.
 
         Raises
         ------
@@ -273,20 +317,24 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             If vectors cannot be stored, or some were found damaged.
         """
         check_is_fitted(self)
-        vectors = self._encode(X, progress=bool(self.verbose))
-        if self.normalize:
-            blocks = vectors.reshape(-1, self.hidden_size_)
-            norms = np.linalg.norm(blocks, axis=1, keepdims=True)
-            blocks /= np.where(norms == 0, 1, norms)
-        return vectors
+        texts, progress = check_texts(X, missing=self.missing), bool(self.verbose)
+        if self._averages:
+            columns = (vectors for _, vectors in self._read(texts, progress))
+            scales = self.layer_means_, self.layer_stds_
+            vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
+        else:
+            vectors = self._encode(texts, self._columns(), self._stored, progress)
+        return self._normalized(vectors)
 
-    def warm(self, X: ArrayLike, *, verbose: int = 1) -> LLMLayerEmbedder:
+    def warm(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
         """Fill the store with the vectors of texts, showing a progress bar.
 
         Parameters
         ----------
         X : sequence of str of shape (n_texts,)
             Texts, as in `fit`.
+        y : array-like or None, default=None
+            As in `fit`, which is called if it has not been.
         verbose : int, default=1
             0 hides the bar.
 
@@ -295,9 +343,12 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         LLMLayerEmbedder
             Itself; fitted, if it was not.
         """
-        if not hasattr(self, "store_"):
-            self.fit(X)
-        self._encode(X, progress=bool(verbose))
+        if not self.__sklearn_is_fitted__():
+            self._validate_params()
+            self._settle(X, y, progress=bool(verbose))
+        texts = check_texts(X, missing=self.missing)
+        for _ in self._read(texts, bool(verbose)):
+            pass
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
@@ -316,54 +367,68 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return feature_names(self.output_indices_)
 
-    def _columns(self) -> list[tuple[int, str]]:
-        return [(layer, pooling) for layer in self.layers_ for pooling in self.poolings_]
-
-    def _make_spec(self) -> Spec:
-        """Fix all that changes a vector, so that later `set_params` cannot mix up the store."""
+    def _settle(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
+        """Do the work of `fit`."""
+        texts = check_texts(X, missing=self.missing)
+        if not texts:
+            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         source = resolve(
             self.model, revision=self.revision, trust_remote_code=self.trust_remote_code
         )
-        dtype = resolve_dtype(self.dtype, resolve_device(self.device), source.saved_dtype)
-        if isinstance(self.model, Backbone):
-            dtype = self._check_backbone(self.model)
-        if self.max_length is not None and source.fixed_positions:
-            limit = source.max_positions
-            if limit is not None and self.max_length > limit:
-                raise ValueError(
-                    f"max_length={self.max_length} is more than the {limit} positions that "
-                    f"{source.name!r} has. Use at most {limit}, or None for that."
-                )
-        return Spec(
-            source=source,
-            prompt=self.prompt or None,
-            max_length=self.max_length,
-            dtype=dtype,
-            attn_implementation=self.attn_implementation,
-            store_dtype=self.store_dtype,
-        )
+        spec, n_layers = read_spec(self, source), source.n_layers
+        kept = self.store_layers, self.store_poolings
+        layers, poolings = resolve_wanted(self.layer, self.pooling, *kept, n_layers)
+        stored = resolve_stored(*kept, layers, poolings, n_layers)
+        targets = read_targets(self, y, len(texts)) if self._chooses() else None
+        for name in _BY_TEXTS:
+            self.__dict__.pop(name, None)
+        self.layers_, self.poolings_ = layers, poolings
+        self.n_layers_, self.hidden_size_ = n_layers, source.width
+        self.n_truncated_ = 0
+        self._stored, self._spec = stored, spec
+        self._averages = isinstance(self.layer, str) and self.layer == "mean"
+        memory = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
+        self.store_ = memory.scoped(spec.fingerprint(), spec.about())
+        if self._chooses():
+            self._choose(texts, targets, progress)
+        elif self._averages:
+            columns = (vectors for _, vectors in self._read(texts, progress))
+            self.layer_means_, self.layer_stds_ = column_scales(columns)
+        self.output_indices_ = self._name_blocks()
 
-    def _check_backbone(self, backbone: Backbone) -> str:
-        """Refuse to move or cast a model that the user made."""
-        if self.device is not None:
-            device, wanted = backbone.device, resolve_device(self.device)
-            if wanted not in (str(device), device.type):
-                raise ValueError(
-                    f"device={self.device!r}, but the Backbone's model is on {device}. Move it "
-                    f"yourself with model.to(...), or leave device=None."
-                )
-        wanted = resolve_dtype(self.dtype, "cpu", backbone.dtype)
-        if self.dtype is not None and wanted != backbone.dtype:
-            raise ValueError(
-                f"dtype={self.dtype!r}, but the Backbone's model is in {backbone.dtype}. Cast it "
-                f"yourself with model.to(...), or leave dtype=None."
-            )
-        if self.attn_implementation is not None:
-            raise ValueError(
-                f"attn_implementation={self.attn_implementation!r} cannot be changed on a "
-                f"Backbone. Load its model with it."
-            )
-        return backbone.dtype
+    def _choose(self, texts: list[str], targets: LayerTargets | None, progress: bool) -> None:
+        """Put the best layer and pooling in place of all that were looked at."""
+        columns = self._columns()
+        named = ((_block_name(c), self._normalized(v)) for c, v in self._read(texts, progress))
+        found = score_layers(named, targets, self.layer_criterion)
+        best = found.shallowest([layer for layer, _ in columns])
+        self.layer_, self.pooling_ = columns[found.names.index(best)]
+        self.layers_, self.poolings_ = [self.layer_], [self.pooling_]
+        self.layer_scores_ = dict(zip(found.names, found.scores.tolist(), strict=True))
+        if found.standard_errors is not None:
+            errors = found.standard_errors.tolist()
+            self.layer_errors_ = dict(zip(found.names, errors, strict=True))
+
+    def _name_blocks(self) -> dict[str, slice]:
+        layers: list[Any] = ["mean"] if self._averages else self.layers_
+        width = self.hidden_size_
+        return {
+            _block_name(column): slice(i * width, (i + 1) * width)
+            for i, column in enumerate(product(layers, self.poolings_))
+        }
+
+    def _chooses(self) -> bool:
+        return is_auto(self.layer) or is_auto(self.pooling)
+
+    def _columns(self) -> list[Column]:
+        return list(product(self.layers_, self.poolings_))
+
+    def _normalized(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.normalize:
+            blocks = vectors.reshape(-1, self.hidden_size_)
+            norms = np.linalg.norm(blocks, axis=1, keepdims=True)
+            return np.divide(blocks, np.where(norms == 0, 1, norms)).reshape(vectors.shape)
+        return vectors
 
     def _load(self) -> Backbone:
         """Bring the weights; called only when a text is not stored."""
@@ -382,13 +447,26 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             attn_implementation=spec.attn_implementation,
         )
 
-    def _encode(self, X: ArrayLike, *, progress: bool) -> NDArray[np.float32]:
-        texts = check_texts(X, missing=self.missing)
+    def _read(
+        self, texts: list[str], progress: bool
+    ) -> Iterator[tuple[Column, NDArray[np.float32]]]:
+        """Give the vectors of one column after the other, after at most one pass for all."""
+        columns = self._columns()
+        stored = [*columns, *self._stored]
+        step = max(1, _READ_BYTES // (4 * self.hidden_size_ * max(1, len(texts))))
+        for start in range(0, len(columns), step):
+            part = columns[start : start + step]
+            vectors = self._encode(texts, part, stored, progress)
+            yield from zip(part, np.split(vectors, len(part), axis=1), strict=True)
+
+    def _encode(
+        self, texts: list[str], columns: list[Column], stored: list[Column], progress: bool
+    ) -> NDArray[np.float32]:
         try:
             encoded = encode(
                 texts,
-                columns=self._columns(),
-                stored=self._stored,
+                columns=columns,
+                stored=stored,
                 spec=self._spec,
                 store=self.store_,
                 load=self._load,
@@ -433,7 +511,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _n_features_out(self) -> int:
-        return len(self._columns()) * self.hidden_size_
+        return len(self.output_indices_) * self.hidden_size_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "output_indices_")  # set when the choice has been made
 
     def __getstate__(self) -> Mapping[str, Any]:
         if self.memory is None:
@@ -447,5 +528,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.two_d_array = False
         tags.input_tags.one_d_array = True
         tags.input_tags.allow_nan = self.missing == "empty"
+        tags.target_tags.required = self._chooses() and self.layer_criterion != "effective_rank"
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+
+def _block_name(column: tuple[Any, str]) -> str:
+    layer, pooling = column
+    return f"layer{layer}_{pooling}"

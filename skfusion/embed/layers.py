@@ -12,11 +12,6 @@ from numpy.typing import NDArray
 from .pooling import POOLINGS
 from .shards import Column
 
-_LATER = {
-    "auto": "the layer chosen in fit",
-    "mean": "the mean over standardised layers",
-}
-
 
 def resolve_layers(layer: Any, n_layers: int, *, name: str) -> list[int]:
     """Turn a layer, a depth or a list of these into layers counted from 0.
@@ -46,12 +41,6 @@ def resolve_layers(layer: Any, n_layers: int, *, name: str) -> list[int]:
     >>> resolve_layers([0, -1, 0.5], 12, name="layer")
     [0, 12, 6]
     """
-    if isinstance(layer, str):
-        raise ValueError(
-            f"{name}={layer!r} ({_LATER.get(layer, 'unknown')}) is not available in this version. "
-            f"Use a layer from 0 to {n_layers}, a depth in (0, 1], or a list of these, and choose "
-            f"it with GridSearchCV."
-        )
     if not isinstance(layer, Sequence | np.ndarray):
         return [_one_layer(layer, n_layers, name)]
     if len(layer) == 0:
@@ -109,6 +98,59 @@ def resolve_poolings(pooling: str | Sequence[str], *, name: str) -> list[str]:
             f"ones."
         )
     return poolings
+
+
+def resolve_wanted(
+    layer: Any, pooling: Any, store_layers: Any, store_poolings: Any, n_layers: int
+) -> tuple[list[int], list[str]]:
+    """List the layers and poolings that are looked at: of "auto" and "mean", all that are kept.
+
+    Parameters
+    ----------
+    layer, pooling, store_layers, store_poolings
+        The parameters.
+    n_layers : int
+        The model's number of blocks L.
+
+    Returns
+    -------
+    layers : list of int
+        Layers counted from 0.
+    poolings : list of str
+        Their poolings.
+
+    Raises
+    ------
+    ValueError
+        If something is unknown or out of range, or one vector is to be chosen of several blocks.
+
+    Examples
+    --------
+    >>> from skfusion.embed.layers import resolve_wanted
+    >>> resolve_wanted("auto", "mean", [1, -1], "all", 3)
+    ([1, 3], ['mean'])
+    """
+    layers, poolings = list(range(n_layers + 1)), list(POOLINGS)
+    if not isinstance(layer, str):
+        layers = resolve_layers(layer, n_layers, name="layer")
+    elif not isinstance(store_layers, str):
+        layers = resolve_layers(store_layers, n_layers, name="store_layers")
+    if not is_auto(pooling):
+        poolings = resolve_poolings(pooling, name="pooling")
+    elif not isinstance(store_poolings, str):
+        poolings = resolve_poolings(store_poolings, name="store_poolings")
+    pairs = ((layer, pooling, poolings), (pooling, layer, layers))
+    if any(is_auto(a) and not is_auto(b) and len(blocks) > 1 for a, b, blocks in pairs):
+        raise ValueError(
+            f"layer={layer!r} with pooling={pooling!r}: 'auto' chooses one vector a text. Put one "
+            f"layer or one pooling beside it, or 'auto' for both."
+        )
+    return layers, poolings
+
+
+def is_auto(value: Any) -> bool:
+    """Tell whether a `layer` or `pooling`, which may be an array, is "auto"."""
+    return isinstance(value, str) and value == "auto"
 
 
 def resolve_stored(

@@ -135,7 +135,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
 
     @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: Any = None, **params: Any) -> EmbedderUnion:
-        """Fit every embedder; a language model reads its config alone.
+        """Fit every embedder; a language model reads its config alone, unless it chooses a layer.
 
         Parameters
         ----------
@@ -356,6 +356,11 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
             tags.input_tags.two_d_array = False
             tags.input_tags.one_d_array = True
         tags.transformer_tags.preserves_dtype = []
+        tags.target_tags.required = any(
+            get_tags(embedder).target_tags.required
+            for _, embedder in self.embedders
+            if hasattr(embedder, "__sklearn_tags__")
+        )
         return tags
 
 

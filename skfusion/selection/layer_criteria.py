@@ -1,0 +1,93 @@
+"""How well a layer will serve, from its standardised rows: one function a criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import entr
+from sklearn.covariance import ledoit_wolf_shrinkage
+
+from .evidence import log_evidence
+from .layer_spectrum import spectrum
+from .layer_targets import LayerTargets
+from .ridge import ridge_losses
+
+Features = NDArray[np.floating[Any]]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A criterion and what it needs.
+
+    Parameters
+    ----------
+    of : callable
+        ``of(features, targets)`` gives the score, higher is better, or the loss of each row.
+    by_row : bool, default=False
+        Whether it gives losses of rows: then scores have standard errors and rows weights.
+    needs : tuple of str, default=("classes", "labels", "numbers")
+        The kinds of targets that it takes; empty where it takes none.
+    """
+
+    of: Callable[[Features, Any], Any]
+    by_row: bool = False
+    needs: tuple[str, ...] = ("classes", "labels", "numbers")
+
+
+def logme(features: Features, targets: LayerTargets) -> float:
+    """Mean log evidence a row and target (You et al., ICML 2021), targets centred."""
+    centred = targets.matrix - targets.matrix.mean(axis=0)
+    return float(log_evidence(features, centred).mean()) / len(centred)
+
+
+def h_score(features: Features, targets: LayerTargets) -> float:
+    """Shrunk H-score: trace of Σ⁻¹ Σ_between (Bao et al. 2019; Ibrahim et al. 2021).
+
+    Σ is shrunk toward a multiple of the identity as Ledoit and Wolf have it, and Σ_between by the
+    same factor, without which more columns than rows would give every layer the same score.
+    """
+    n_samples, n_features = features.shape
+    shrinkage = float(ledoit_wolf_shrinkage(features, assume_centered=True))
+    decomposed = spectrum(features)
+    variance = decomposed.squares / n_samples
+    level = shrinkage * variance.sum() / n_features
+    # The means of classes in the basis of singular vectors, where Σ is diagonal.
+    counts = targets.matrix.sum(axis=0)
+    means = decomposed.basis.T @ (targets.matrix / counts)
+    within = ((1 - shrinkage) * variance + level)[:, None]
+    between: float = (means**2 / within).sum(axis=0) @ counts / n_samples
+    return (1 - shrinkage) * float(between)
+
+
+def variability(features: Features, targets: LayerTargets) -> float:
+    """Variance between classes over variance within them.
+
+    The inverse of the variability ratio that neural collapse brings to zero, by its traces
+    (Papyan, Han and Donoho, PNAS 2020).
+    """
+    counts = targets.matrix.sum(axis=0)
+    means = features.T @ (targets.matrix / counts)
+    between = float((means**2).sum(axis=0) @ counts)
+    within = float((features**2).sum(dtype=np.float64)) - between
+    return between / max(within, float(np.finfo(np.float64).tiny))
+
+
+def effective_rank(features: Features, targets: None) -> float:
+    """Exponential of the entropy of the singular values (Roy and Vetterli, EUSIPCO 2007)."""
+    values = np.sqrt(spectrum(features).squares)
+    return float(np.exp(entr(values / values.sum()).sum()))
+
+
+#: Every criterion by the name that `criterion` takes.
+CRITERIA: dict[str, Criterion] = {
+    "ridge": Criterion(ridge_losses, by_row=True),
+    "logme": Criterion(logme),
+    "h_score": Criterion(h_score, needs=("classes",)),
+    "variability": Criterion(variability, needs=("classes",)),
+    "effective_rank": Criterion(effective_rank, needs=()),
+}

@@ -1,0 +1,282 @@
+"""Scores of layers against brute force, exact densities and computations by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import optimize, sparse, stats
+from sklearn.covariance import ledoit_wolf
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+
+from skfusion import EmbeddingBlocks
+from skfusion.selection.evidence import log_evidence
+from skfusion.selection.layer_criteria import CRITERIA
+from skfusion.selection.layer_scores import LayerScores, layer_scores
+from skfusion.selection.layer_targets import read_layer_targets
+from skfusion.selection.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
+
+SHAPES = [(12, 30), (30, 5), (20, 20)]
+
+
+def problem(n: int, d: int, n_classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(n + d)
+    y = np.arange(n) % n_classes
+    centres = rng.normal(size=(n_classes, d))
+    X = rng.normal(size=(n, d)) + 0.7 * centres[y]
+    return StandardScaler().fit_transform(X), np.array(["a", "b", "c"])[y]
+
+
+def brute_force(X, matrix, weights, penalty) -> np.ndarray:
+    rows = []
+    for i in range(len(X)):
+        rest = np.arange(len(X)) != i
+        ridge = Ridge(alpha=penalty, solver="svd", tol=0)
+        ridge.fit(X[rest], matrix[rest], sample_weight=weights[rest])
+        rows.append(ridge.predict(X[[i]]).reshape(-1))
+    return np.array(rows)
+
+
+# --- ridge ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_leave_one_out_equals_brute_force(n, d, weighted, rng):
+    X, y = problem(n, d)
+    matrix = (y[:, None] == np.unique(y)).astype(float)
+    weights = rng.uniform(0.2, 3, size=n) if weighted else np.ones(n)
+    penalties = np.array([0.01, 1.0, 300.0])
+    path = leave_one_out_path(X + 5, matrix, weights, penalties)
+    for penalty, predicted in zip(penalties, path, strict=True):
+        expected = brute_force(X + 5, matrix, weights, penalty)
+        np.testing.assert_allclose(predicted, expected, atol=1e-8)
+
+
+def test_losses_are_those_of_the_best_penalty_and_temperature():
+    X, y = problem(20, 6)
+    matrix = (y[:, None] == np.unique(y)).astype(float)
+    penalties = RELATIVE_PENALTIES * X.shape[1]
+    tried = [brute_force(X, matrix, np.ones(20), penalty) for penalty in penalties]
+    scores = min(tried, key=lambda s: ((s - matrix) ** 2).sum())
+    shares = matrix.mean(axis=0)
+
+    def losses(sharpness: float) -> np.ndarray:
+        raised = shares * np.exp(sharpness * (scores - shares))
+        return -np.log((matrix * raised).sum(axis=1) / raised.sum(axis=1))
+
+    best = optimize.minimize_scalar(lambda t: losses(t).mean(), bounds=(0, 100)).x
+    made = ridge_losses(X, read_layer_targets(y, 20))
+    np.testing.assert_allclose(made, losses(best), atol=1e-4)
+
+
+def test_a_layer_without_information_scores_the_entropy_of_the_classes(rng):
+    y = np.repeat([0, 1, 1, 1], 20)
+    layers = {"constant": np.ones((80, 3)), "noise": rng.normal(size=(80, 3))}
+    found = layer_scores(layers, y)
+    entropy = stats.entropy([0.25, 0.75])
+    np.testing.assert_allclose(found.scores, -entropy, atol=0.01)
+    assert found.shallowest([0, 1]) == "constant"
+
+
+def test_a_perfect_layer_scores_nearly_zero():
+    y = np.tile([0, 1], 30)
+    assert -0.001 < layer_scores({"copy": y[:, None].astype(float)}, y).scores[0] <= 0
+
+
+def test_numbers_have_gaussian_losses(rng):
+    X = StandardScaler().fit_transform(rng.normal(size=(20, 3)))
+    y = X @ [1.0, 2.0, 3.0] + rng.normal(size=20)
+    tried = [brute_force(X, y[:, None], np.ones(20), p * 3) for p in RELATIVE_PENALTIES]
+    errors = y - min((s[:, 0] for s in tried), key=lambda s: ((s - y) ** 2).sum())
+    expected = stats.norm(scale=np.sqrt((errors**2).mean())).logpdf(errors)
+    np.testing.assert_allclose(layer_scores({"X": X}, y).row_losses[:, 0], -expected, atol=1e-8)
+
+
+def test_labels_are_so_many_problems_of_two_classes(rng):
+    X = rng.normal(size=(40, 4))
+    one = (X[:, 0] > 0).astype(int)
+    both = np.column_stack([one, one])
+    double = layer_scores({"X": X}, both).row_losses
+    np.testing.assert_array_equal(
+        layer_scores({"X": X}, sparse.csr_array(both)).row_losses, double
+    )
+    np.testing.assert_allclose(double, 2 * layer_scores({"X": X}, one).row_losses, atol=1e-6)
+
+
+def test_weights(rng):
+    X = rng.normal(size=(40, 5))
+    y = (X[:, 0] + rng.normal(size=40) > 0.8).astype(int)
+    kept = rng.random(40) < 0.7
+    by_hand = np.where(y == 1, 40 / (2 * y.sum()), 40 / (2 * (1 - y).sum()))
+    balanced = layer_scores({"X": X}, y, class_weight="balanced")
+    np.testing.assert_allclose(
+        balanced.scores, layer_scores({"X": X}, y, sample_weight=by_hand).scores
+    )
+    np.testing.assert_allclose(
+        balanced.scores, layer_scores({"X": X}, y, sample_weight=7 * by_hand).scores
+    )
+    without = layer_scores({"X": X}, y, sample_weight=kept.astype(float))
+    np.testing.assert_allclose(without.scores, layer_scores({"X": X[kept]}, y[kept]).scores)
+    assert without.row_losses.shape == (kept.sum(), 1)
+
+
+def test_standard_errors_are_those_of_paired_differences():
+    layers = [problem(50, 4)[0], np.random.default_rng(1).normal(size=(50, 4))]
+    y = problem(50, 4)[1]
+    found = layer_scores(np.stack(layers), y)
+    difference = found.row_losses[:, 1] - found.row_losses[:, 0]
+    assert found.scores[0] - found.scores[1] == pytest.approx(difference.mean())
+    assert found.standard_errors.tolist() == [0.0, pytest.approx(stats.sem(difference))]
+
+
+def test_a_row_that_outweighs_all_others(rng):
+    X = rng.normal(size=(60, 5)).astype(np.float32)
+    X[0] *= 1e6
+    found = layer_scores({"X": X}, np.arange(60) % 2)
+    assert np.isfinite(found.row_losses).all()
+
+
+# --- evidence -------------------------------------------------------------------------------
+
+
+def best_density(F: np.ndarray, y: np.ndarray) -> float:
+    """The largest density of y ~ N(0, b I + a F Fᵀ), by search over both variances."""
+
+    def negative(logs: np.ndarray) -> float:
+        a, b = np.exp(logs)
+        covariance = b * np.eye(len(y)) + a * F @ F.T
+        return -stats.multivariate_normal(cov=covariance).logpdf(y)
+
+    runs = [
+        optimize.minimize(negative, start, method="Nelder-Mead", options={"xatol": 1e-7})
+        for start in ([-2.0, 0.0], [0.0, -1.0])
+    ]
+    return -min(run.fun for run in runs)
+
+
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_log_evidence_is_exact(n, d, rng):
+    F = rng.normal(size=(n, d))
+    matrix = np.column_stack([F[:, 0] + rng.normal(size=n), rng.normal(size=n)])
+    expected = [best_density(F, column) for column in matrix.T]
+    np.testing.assert_allclose(log_evidence(F, matrix), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_log_evidence_does_not_change_under_rescaling(n, d, rng):
+    F, matrix = rng.normal(size=(n, d)), rng.normal(size=(n, 2))
+    for scale in (1e-3, 7.0, 1e4):
+        np.testing.assert_allclose(log_evidence(scale * F, matrix), log_evidence(F, matrix))
+
+
+# --- the other criteria ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_h_score_by_hand(n, d):
+    X, y = problem(n, d)
+    shrunk, shrinkage = ledoit_wolf(X, assume_centered=True)
+    between = sum((y == c).mean() * np.outer(m, m) for c in "abc" for m in [X[y == c].mean(0)])
+    expected = (1 - shrinkage) * np.trace(np.linalg.solve(shrunk, between))
+    assert layer_scores({"X": X}, y, criterion="h_score").scores[0] == pytest.approx(expected)
+
+
+def test_variability_by_hand():
+    X, y = problem(30, 5)
+    within = sum(((X[y == c] - X[y == c].mean(0)) ** 2).sum() for c in "abc")
+    between = (X**2).sum() - within
+    found = layer_scores({"X": X}, y, criterion="variability")
+    assert found.scores[0] == pytest.approx(between / within)
+
+
+def test_effective_rank_counts_directions(rng):
+    corners = np.kron(np.eye(4), np.array([[1.0], [-1.0]]))
+    found = layer_scores({"even": corners, "one": corners[:, [0] * 4]}, criterion="effective_rank")
+    np.testing.assert_allclose(found.scores, [4, 1])
+
+
+@pytest.mark.parametrize("criterion", ["ridge", "logme", "h_score", "variability"])
+def test_every_criterion_finds_the_layer_that_tells_the_classes_apart(criterion):
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    # Columns that go together, as those of language models do: the H-score lives on it.
+    layers = np.stack([rng.normal(size=(150, 8)) @ rng.normal(size=(8, 40)) for _ in range(5)])
+    layers[3] += 2 * rng.normal(size=(3, 40))[y]
+    found = layer_scores(layers, y, criterion=criterion)
+    assert found.best == found.shallowest(range(5)) == "layer3"
+
+
+# --- what goes in and comes out -------------------------------------------------------------
+
+
+def test_forms_of_blocks_agree():
+    layers = [problem(30, 4)[0], problem(30, 4)[0] ** 2]
+    y = problem(30, 4)[1]
+    forms = [
+        np.stack(layers),
+        dict(zip(["layer0", "layer1"], layers, strict=True)),
+        {"layer0": sparse.csr_array(layers[0]), "layer1": layers[1].tolist()},
+        EmbeddingBlocks(layers, ["layer0", "layer1"]),
+    ]
+    made = [layer_scores(form, y) for form in forms]
+    for found in made:
+        assert found.names == ("layer0", "layer1")
+        np.testing.assert_array_equal(found.scores, made[0].scores)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize(("n", "d"), [(60, 100), (300, 40)])
+def test_float32_is_exact_enough_and_scale_does_not_matter(criterion, n, d):
+    X, y = problem(n, d)
+    expected = layer_scores({"X": X}, y, criterion=criterion).scores
+    narrow = (1000 * X + 50).astype(np.float32)
+    found = layer_scores({"X": narrow}, y, criterion=criterion).scores
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_shallowest_by_hand():
+    scores = np.array([-0.7, -0.51, -0.6, -0.52, -0.5, -0.51])
+    errors = np.array([0.05, 0.02, 0.05, 0.03, 0.0, 0.03])
+    found = LayerScores("ridge", tuple("abcdef"), scores, errors, None)
+    assert found.best == "e"
+    assert found.shallowest(range(6)) == "d"  # "b" is near too, but lies behind "c"
+    assert found.shallowest([0, 1, 2, 1, 2, 0]) == "f"  # of "b" and "d" to it, and of "a" and "f"
+    without = LayerScores("logme", tuple("abcdef"), scores, None, None)
+    assert without.shallowest(range(6)) == "e"
+
+
+def test_arguments_are_left_alone_and_no_random_number_is_drawn():
+    X, y = problem(30, 4)
+    before, state = X.copy(), np.random.get_state()[1].copy()  # noqa: NPY002 - the global one
+    for criterion in CRITERIA:
+        layer_scores({"X": X}, y, criterion=criterion)
+    np.testing.assert_array_equal(X, before)
+    np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
+
+
+WRONG = [
+    ({"y": None}, ValueError, "requires y .*effective_rank"),
+    ({"criterion": "best"}, ValueError, "criterion='best' must be one of ridge, logme"),
+    ({"y": ["a"] * 9}, ValueError, "one class|1 class: .*'a'"),
+    ({"y": ["a", "b"]}, ValueError, "inconsistent numbers"),
+    ({"y": [np.nan] * 9}, ValueError, "NaN"),
+    ({"y": np.linspace(0, 1, 9), "criterion": "h_score"}, ValueError, "classes, .*numbers"),
+    ({"y": np.linspace(0, 1, 9), "class_weight": "balanced"}, ValueError, "needs classes"),
+    ({"criterion": "logme", "sample_weight": np.ones(9)}, ValueError, "takes no class_weight"),
+    ({"sample_weight": -np.ones(9)}, ValueError, "[Nn]egative"),
+    ({"sample_weight": np.eye(9)[0]}, ValueError, "n_samples=1"),
+    ({"y": np.array([[0, 1, 2]] * 9)}, ValueError, "multiclass-multioutput"),
+    ({"blocks": np.ones((9, 2))}, TypeError, r"n_layers, n_samples"),
+    ({"blocks": {}}, ValueError, "one at least"),
+    ({"blocks": {"a": np.ones((9, 1)), "b": np.ones((8, 1))}}, ValueError, "same rows"),
+    ({"blocks": {"a": np.full((9, 1), np.inf)}}, ValueError, "infinity"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), WRONG)
+def test_errors(change, error, words):
+    options = {"blocks": np.ones((2, 9, 3)), "y": [0, 1, 0] * 3, **change}
+    blocks, y = options.pop("blocks"), options.pop("y")
+    with pytest.raises(error, match=words):
+        layer_scores(blocks, y, **options)
