@@ -1,0 +1,147 @@
+"""What extracting the vectors of a model costs: seconds, memory, and bytes on disk."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joblib.externals.loky import ProcessPoolExecutor
+from numpy.typing import ArrayLike
+from sklearn.base import clone
+
+from ..embed.embedder import LLMLayerEmbedder
+from ..embed.store import VectorStore
+from ..embed.texts import check_texts
+
+if TYPE_CHECKING:
+    from ..embed.union import EmbedderUnion
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What one model costs; as a number, ``float(cost)``, the seconds a text.
+
+    Attributes
+    ----------
+    load_seconds : float
+        Time until the weights are in memory and one text has passed; 0.0 for an embedder
+        without a language model.
+    seconds_per_text : float
+        Time to embed a text after that.
+    peak_bytes : float
+        Main memory that the process needed beyond what it had before; NaN on Windows, which
+        does not tell. Memory of a GPU is not counted.
+    bytes_per_text : float
+        What is kept of a text in the store.
+
+    Examples
+    --------
+    >>> from skfusion.inspection.cost import ModelCost
+    >>> float(ModelCost(1.0, 0.25, 2e6, 4096.0))
+    0.25
+    """
+
+    load_seconds: float
+    seconds_per_text: float
+    peak_bytes: float
+    bytes_per_text: float
+
+    def __float__(self) -> float:
+        return self.seconds_per_text
+
+
+def measure_costs(
+    union: EmbedderUnion, texts: ArrayLike, y: ArrayLike | None = None
+) -> dict[str, ModelCost]:
+    """Measure what each embedder of a union costs, with nothing loaded and nothing stored.
+
+    Embedders run one after another, each in a new process, which alone shows the peak of its
+    memory, with a store of its own that is removed afterwards. Starting that process takes some
+    seconds, which do not count.
+
+    Parameters
+    ----------
+    union : EmbedderUnion
+        The union. It is not changed, and its store neither read nor written.
+    texts : sequence of str of shape (n_texts,)
+        Texts like those that will be embedded; a few dozen are enough.
+    y : array-like of shape (n_texts,) or None, default=None
+        Targets, where an embedder needs them.
+
+    Returns
+    -------
+    dict of str to ModelCost
+        By the embedders' names, without those that are dropped. `ModelSubsetSearchCV` takes it
+        as `cost`.
+
+    Raises
+    ------
+    ValueError
+        If there is no text.
+
+    Examples
+    --------
+    >>> from sklearn.feature_extraction.text import TfidfVectorizer
+    >>> from skfusion import EmbedderUnion
+    >>> from skfusion.inspection.cost import measure_costs
+    >>> union = EmbedderUnion([("words", TfidfVectorizer())])
+    >>> measure_costs(union, ["a good film", "a dull film"])["words"].bytes_per_text
+    0.0
+    """
+    rows = check_texts(texts)
+    if not rows:
+        raise ValueError("There are no texts to measure with. Give one at least.")
+    costs = {}
+    for name, embedder in union.embedders:
+        if not (isinstance(embedder, str) and embedder == "drop"):
+            with ProcessPoolExecutor(max_workers=1) as fresh:
+                costs[name] = fresh.submit(_measure, clone(embedder), rows, y).result()
+    return costs
+
+
+def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
+    """Run one embedder; called in a process that has not run anything."""
+    with tempfile.TemporaryDirectory(prefix="skfusion-cost-") as folder:
+        store, warmup = Path(folder, "store"), Path(folder, "warmup")
+        models = _language_models(embedder)
+        alike = [
+            clone(model).set_params(layer=-1, pooling="mean", memory=warmup).fit(texts[:1])
+            for model in models
+        ]  # fitting imports libraries, which are not part of a model's cost
+        memory_before, start = _highest_memory(), time.perf_counter()
+        for model, one in zip(models, alike, strict=True):
+            model.set_params(memory=store)
+            one.warm(texts[:1], verbose=0)
+        loaded = time.perf_counter()
+        embedder.fit_transform(texts, y)
+        done = time.perf_counter()
+        stored = VectorStore(store).info()["n_bytes"]
+    return ModelCost(
+        load_seconds=loaded - start if models else 0.0,
+        seconds_per_text=(done - loaded) / len(texts),
+        peak_bytes=_highest_memory() - memory_before,
+        bytes_per_text=stored / len(set(texts)),
+    )
+
+
+def _language_models(embedder: Any) -> list[LLMLayerEmbedder]:
+    parts = [embedder, *embedder.get_params(deep=True).values()]
+    return [part for part in parts if isinstance(part, LLMLayerEmbedder)]
+
+
+def _highest_memory() -> float:
+    """Give the most memory that this process has had so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # on Linux getrusage tells the highest of the parent too
+        (line,) = (row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+        return 1024.0 * int(line.split()[1])
+    if sys.platform == "win32":
+        return float("nan")
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
