@@ -8,6 +8,15 @@ from .fusion.blocks import EmbeddingBlocks
 from .fusion.projection import ProjectionWarning
 from .fusion.registry import PAPER_OPERATORS, register_operator
 from .fusion.transformer import FusionTransformer
+from .inspection.cost import ModelCost, measure_costs
+from .neural.classifier import FusionMLPClassifier
+from .neural.many import fit_many
+from .neural.regressor import FusionMLPRegressor
+from .saving.folder import load, save
+from .selection.layer_scores import LayerScores, layer_scores
+from .selection.optuna_search import OptunaSearchCV
+from .selection.spaces import fusion_grid, fusion_space, layer_space
+from .selection.subsets import ModelSubsetSearchCV
 
 __version__ = "0.1.0.dev0"
 
@@ -16,12 +25,26 @@ __all__ = [
     "Backbone",
     "EmbedderUnion",
     "EmbeddingBlocks",
+    "FusionMLPClassifier",
+    "FusionMLPRegressor",
     "FusionTransformer",
     "LLMLayerEmbedder",
+    "LayerScores",
+    "ModelCost",
+    "ModelSubsetSearchCV",
+    "OptunaSearchCV",
     "ProjectionWarning",
     "StoreWarning",
     "TruncationWarning",
     "VectorStore",
     "__version__",
+    "fit_many",
+    "fusion_grid",
+    "fusion_space",
+    "layer_scores",
+    "layer_space",
+    "load",
+    "measure_costs",
     "register_operator",
+    "save",
 ]

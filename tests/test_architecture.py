@@ -22,7 +22,7 @@ ALLOWED = {
     "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
     "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
     "inspection": COMMON | {"matplotlib", "pandas"},
-    "saving": COMMON | {"safetensors", "skops", "torch"},
+    "saving": COMMON | {"safetensors", "scipy", "skops", "torch"},
 }
 #: Imported where they are used, so that `import skfusion` works without them or stays fast.
 LATE = {"matplotlib", "optuna", "pandas", "skops"}

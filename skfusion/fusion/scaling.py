@@ -52,7 +52,9 @@ class Scaler:
         return block
 
 
-def fit_scaler(block: NDArray[Any], how: str | None) -> Scaler:
+def fit_scaler(
+    block: NDArray[Any], how: str | None, weights: NDArray[Any] | None = None
+) -> Scaler:
     """Learn the scaling of a block.
 
     Parameters
@@ -62,6 +64,8 @@ def fit_scaler(block: NDArray[Any], how: str | None) -> Scaler:
     how : "standard", "l2" or None
         Zero mean and unit variance of columns (a column that does not vary is only centred),
         unit norm of rows, or nothing.
+    weights : ndarray of shape (n_samples,) or None, default=None
+        How much each row counts.
 
     Returns
     -------
@@ -79,7 +83,7 @@ def fit_scaler(block: NDArray[Any], how: str | None) -> Scaler:
     """
     if how != "standard":
         return Scaler(how)
-    fitted = StandardScaler().fit(block)
+    fitted = StandardScaler().fit(block, sample_weight=weights)
     std, precision = np.sqrt(fitted.var_), np.finfo(block.dtype)
     constant = std <= _CONSTANT * precision.eps * np.abs(fitted.mean_) + precision.tiny
     return Scaler(how, fitted.mean_, np.where(constant, 1.0, std))

@@ -1,0 +1,51 @@
+"""When training has come far enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .rows import Rows
+
+
+@dataclass
+class Progress:
+    """The loss on some rows without dropout, epoch by epoch, and when it is time to stop.
+
+    Parameters
+    ----------
+    rows : Rows
+        Held-out rows, or the training rows themselves. Their loss is the one with the weights
+        ``rows.balanced``.
+    patience : int or None
+        Epochs without a new least loss after which to stop; None where `level` stops.
+    level : float, default=0.0
+        The loss at which to stop.
+    losses : list of float
+        Loss after each epoch.
+    """
+
+    rows: Rows
+    patience: int | None
+    level: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, row_losses: Tensor) -> bool:
+        """Note the losses of the rows after an epoch, and tell whether they are the least yet."""
+        self.losses.append(float(self.rows.balanced @ row_losses))
+        return self.best_epoch == len(self.losses)
+
+    @property
+    def best_epoch(self) -> int:
+        """The number of epochs with the least loss, the first of equal ones."""
+        return self.losses.index(min(self.losses)) + 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to stop."""
+        if not self.losses:
+            return False
+        waited = len(self.losses) - self.best_epoch
+        impatient = self.patience is not None and waited >= self.patience
+        return impatient or self.losses[-1] <= self.level
