@@ -58,7 +58,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
     batch_size : int, default=1024
         Rows of a step; for "auto" the most.
     max_epochs : int, default=120
-        Passes over the rows; for "auto" the most.
+        Passes over the rows; for "auto" the most, or as many as make eight times that many steps.
     weight_decay : float, default=0.0
         Adam's.
     early_stopping : {"auto", True, False}, default="auto"

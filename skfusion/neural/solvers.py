@@ -22,6 +22,7 @@ from .training import Job, Trained
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
 _SMALLEST_BATCH = 64  # where rows are few, half of them, but not fewer
+_STEPS = 8  # and passes so short that more of them are allowed
 _PATIENCE = 20  # steps, and
 _LEAST_PATIENCE = 3  # epochs without a gain
 _LR_FACTOR = 10  # "auto" takes few steps from a good start, the paper many from a random one
@@ -112,16 +113,18 @@ class Task:
     def job(self, net: FusionNet, rows: Rows, *, purpose: int) -> Job:
         """Plan the training of a network on some rows, without held-out rows."""
         recipe = self.recipe
-        batch_size, lr = recipe.batch_size, recipe.lr
+        epochs, batch_size, lr = recipe.max_epochs, recipe.batch_size, recipe.lr
         if self.is_auto:
             smaller = max(_SMALLEST_BATCH, math.ceil(len(rows) / 2))
             batch_size, lr = min(batch_size, smaller), lr * _LR_FACTOR
+            steps = math.ceil(len(rows) / batch_size)
+            epochs = max(epochs, math.ceil(_STEPS * epochs / steps))
         return Job(
             start=net,
             kind=self.kind,
             rows=rows,
             progress=None,
-            epochs=recipe.max_epochs,
+            epochs=epochs,
             batch_size=batch_size,
             lr=lr,
             weight_decay=recipe.weight_decay,
