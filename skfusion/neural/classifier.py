@@ -83,7 +83,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         Of weights and inputs.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Those that monitor a validation loss run only while
-        rows are held out; an `EarlyStopping` among them ends that phase.
+        there is one: that of the held-out rows, or of all rows without dropout.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None

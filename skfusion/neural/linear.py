@@ -108,7 +108,7 @@ def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Gene
         rows.X.new_tensor(PATH).repeat(len(used)),
         steps=_PATH_STEPS,
     )
-    logits = _predict(basis.rows, V, c).unflatten(1, (len(used), len(PATH)))
+    logits = _predict(basis.rows, V, c).reshape(len(rows), len(used), len(PATH), -1)
     # A class of one row cannot be known without it, and would make the strongest λ look best.
     is_held, is_alone = folds < len(used), torch.bincount(rows.codes)[rows.codes] == 1
     held = torch.nonzero(is_held & ~is_alone)[:, 0]

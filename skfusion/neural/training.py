@@ -18,6 +18,7 @@ from .modules import FusionNet, draw_masks
 from .progress import Progress
 from .rows import Rows
 
+FOLLOW = "follow"
 CHUNK = 4096  # rows that are asked for at the same time
 Batch = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -205,6 +206,7 @@ class Follow(Callback):  # type: ignore[misc]
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self.best: dict[str, Tensor] | None = None
 
     def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
         """Keep the best weights, and end training as skorch's own EarlyStopping does."""
@@ -286,13 +288,24 @@ def train_one(job: Job, callbacks: Sequence[Any] = ()) -> Trained:
     Returns
     -------
     Trained
-        The network as it was after its last epoch.
+        The network as it was after its last epoch or, if its search for the number of epochs was
+        interrupted, after the best one.
     """
     progress = job.progress
+    follow = None if progress is None else Follow(progress)
     # Before the user's callbacks, which may look at the loss that it records.
-    own = [] if progress is None else [("follow", Follow(progress))]
+    own = [] if follow is None else [(FOLLOW, follow)]
     net = make_net(job, [*own, *callbacks])
     if job.epochs:
         net.partial_fit(job.rows)
+    # It holds the rows, which are no part of the net, and says nothing about a later partial_fit.
+    net.callbacks = [entry for entry in net.callbacks if _name_of(entry) != FOLLOW]
+    net.callbacks_ = [entry for entry in net.callbacks_ if entry[0] != FOLLOW]
     done = len(net.history) == job.epochs or (progress is not None and progress.is_over)
+    if not done and follow is not None and follow.best is not None:
+        net.module_.load_state_dict(follow.best)
     return Trained(net, progress, was_interrupted=not done)
+
+
+def _name_of(entry: Any) -> str | None:
+    return entry[0] if isinstance(entry, tuple) else None
