@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,7 +28,7 @@ from .modules import Architecture, FusionNet
 from .rows import Rows, balance, merge_rows
 from .solvers import Recipe, Task, solve
 from .targets import Targets
-from .training import CHUNK, HeadNet, Trained, make_net, train_one
+from .training import CHUNK, HeadNet, Job, Trained, make_net, train_one
 
 
 class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
@@ -126,9 +126,11 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     # --- training ------------------------------------------------------------------------------
 
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
+        def train(jobs: Sequence[Job]) -> list[Trained]:
+            return [train_one(job, own_callbacks(self, job)) for job in jobs]
+
         task = self._make_task(X, y, sample_weight)
-        train = partial(map, lambda job: train_one(job, own_callbacks(self, job)))
-        self._keep(task, solve([task], lambda jobs: list(train(jobs)))[0])
+        self._keep(task, solve([task], train)[0])
 
     def _make_task(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Task:
         """Read what `fit` was given and set all fitted attributes but those of the network."""
@@ -166,35 +168,50 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         check_consistent_length(next(iter(blocks.arrays.values())), targets.matrix)
         counts = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         factors = self._class_factors(targets, y, counts)
+        counts = np.where(factors > 0, counts, 0.0)
+        chosen = np.flatnonzero(counts)
         if merge and self.solver == "auto":
-            arrays = [*blocks.arrays.values(), targets.matrix]
-            chosen, counts = merge_rows(arrays, counts * (factors > 0))
+            chosen, counts = merge_rows([*blocks.arrays.values(), targets.matrix], counts)
         else:
-            chosen = np.flatnonzero(counts * factors)
             counts = counts[chosen]
         if not len(chosen):
             raise ValueError("All rows have weight 0. Give some of them a sample_weight above 0.")
-        weights = counts * factors[chosen]
-        taken = Blocks({name: block[chosen] for name, block in blocks.arrays.items()})
+        blocks = Blocks({name: block[chosen] for name, block in blocks.arrays.items()})
+        targets = Targets(targets.kind, targets.matrix[chosen], targets.codes[chosen])
+        return self._to_rows(blocks, targets, counts, factors[chosen], reset=reset), targets.kind
+
+    def _to_rows(
+        self,
+        blocks: Blocks,
+        targets: Targets,
+        counts: NDArray[np.float64],
+        factors: NDArray[np.float64],
+        *,
+        reset: bool,
+    ) -> Rows:
+        """Scale the rows that are trained on and move them to the device."""
+        weights = counts * factors
         if reset:
             how = self.scale if self.solver == "auto" else None
             self.scalers_ = {
-                name: fit_scaler(block, how, weights) for name, block in taken.arrays.items()
+                name: fit_scaler(block, how, weights) for name, block in blocks.arrays.items()
             }
-        codes = targets.codes[chosen]
         # Classes count the same where the user has not said otherwise.
         has_said = isinstance(getattr(self, "class_weight", None), Mapping)
-        asked = factors[chosen] if has_said else np.ones(len(chosen))
-        matrix = self._settle(targets.matrix[chosen], weights, reset=reset)
-        scaled = scale(taken, self.scalers_, self.block_indices_, self.dtype)
-        balanced = balance(counts, codes, asked)
-        device = torch.device(self.device or _best_device())
-        X, target, row_weights, shares = (
-            torch.from_numpy(array.astype(self.dtype, copy=False)).to(device)
-            for array in (scaled, matrix, weights / weights.mean(), balanced)
+        asked = factors if has_said else np.ones(len(factors))
+        X, target, row_weights, balanced = (
+            self._to_tensor(array.astype(self.dtype, copy=False))
+            for array in (
+                scale(blocks, self.scalers_, self.block_indices_, self.dtype),
+                self._settle(targets.matrix, weights, reset=reset),
+                weights / weights.mean(),
+                balance(counts, targets.codes, asked),
+            )
         )
-        groups = torch.from_numpy(codes.astype(np.int64)).to(device)
-        return Rows(X, target, row_weights, shares, groups), targets.kind
+        return Rows(X, target, row_weights, balanced, self._to_tensor(targets.codes))
+
+    def _to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device or _best_device())
 
     def _architecture(self, n_outputs: int) -> Architecture:
         widths = [cut.stop - cut.start for cut in self.block_indices_.values()]
@@ -256,7 +273,7 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             job = task.job(task.start_net(), rows, purpose=0)
             net = make_net(job, own_callbacks(self, job))
             self._keep(task, Trained(net, None))
-        self.net_.iterator_train__seed = seed
+        self.net_.iterator_train__seed = seed + self.n_epochs_
         self.net_.partial_fit(rows, epochs=1)
         self.n_epochs_ = len(self.net_.history)
 
@@ -264,21 +281,23 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
 
     def _outputs(self, X: ArrayLike) -> NDArray[np.float64]:
         """Give the network's outputs (n_samples, n_outputs) in double precision."""
-        return self._ask(X, FusionNet.forward).astype(np.float64)
+        return self._ask(X, FusionNet.forward)
 
     def _ask(self, X: ArrayLike, function: Any) -> NDArray[Any]:
         check_is_fitted(self)
         blocks = read_input(self, X, reset=False)
-        net = self.net_.module_
-        scaled = torch.from_numpy(scale(blocks, self.scalers_, self.block_indices_, self.dtype))
+        net, dtype = self.net_.module_, self.dtype
+        if net.shift.device.type == "cpu":
+            # A row's outputs then do not depend on the rows beside it, up to double precision.
+            net, dtype = copy.deepcopy(net).double(), "float64"
+        scaled = torch.from_numpy(scale(blocks, self.scalers_, self.block_indices_, dtype))
         present = self._present(blocks, net)
-        net.eval()
         with torch.no_grad():
             parts = [
                 function(net, chunk.to(net.shift.device), present=present).cpu()
                 for chunk in torch.split(scaled, CHUNK)
             ]
-        outputs: NDArray[Any] = torch.cat(parts).numpy()
+        outputs: NDArray[Any] = torch.cat(parts).double().numpy()
         return outputs
 
     def _present(self, blocks: Blocks, net: FusionNet) -> torch.Tensor | None:
@@ -289,7 +308,7 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             [any(names[i] in blocks.arrays for i in group) for group in net.architecture.groups]
         ).to(net.shift)
 
-    def compute_gates(self, X: ArrayLike) -> NDArray[np.float32]:
+    def compute_gates(self, X: ArrayLike) -> NDArray[np.float64]:
         """Give the weights that ``operator="gated"`` puts on the blocks of each row.
 
         Parameters
@@ -342,6 +361,4 @@ def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple
 
 
 def _best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,7 +23,7 @@ class EpochBar(Callback):  # type: ignore[misc]
     def __init__(self, job: Job) -> None:
         self.total = job.epochs
         self.label = (
-            "fit" if job.progress is None or job.progress.patience is None else "find epochs"
+            "fit" if job.progress is None or job.progress.level is not None else "find epochs"
         )
 
     def on_train_begin(self, net: Any, **_: Any) -> None:

@@ -18,17 +18,17 @@ class Progress:
     rows : Rows
         Held-out rows, or the training rows themselves. Their loss is the one with the weights
         ``rows.balanced``.
-    patience : int or None
-        Epochs without a new least loss after which to stop; None where `level` stops.
-    level : float, default=0.0
-        The loss at which to stop.
+    patience : int
+        Epochs without a new least loss after which to stop.
+    level : float or None, default=None
+        The loss of the training rows at which to stop; None where `rows` are held out.
     losses : list of float
         Loss after each epoch.
     """
 
     rows: Rows
-    patience: int | None
-    level: float = 0.0
+    patience: int
+    level: float | None = None
     losses: list[float] = field(default_factory=list)
 
     def add(self, row_losses: Tensor) -> bool:
@@ -46,6 +46,5 @@ class Progress:
         """Whether it is time to stop."""
         if not self.losses:
             return False
-        waited = len(self.losses) - self.best_epoch
-        impatient = self.patience is not None and waited >= self.patience
-        return impatient or self.losses[-1] <= self.level
+        is_reached = self.level is not None and self.losses[-1] <= self.level
+        return is_reached or len(self.losses) - self.best_epoch >= self.patience

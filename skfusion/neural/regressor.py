@@ -68,7 +68,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
     device : str, torch.device or None, default=None
-        Where to train and predict; None takes cuda, mps, cpu in that order.
+        Where to train and predict; None takes a cuda device where there is one.
     dtype : {"float32", "float64"}, default="float32"
         Of weights and inputs.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None

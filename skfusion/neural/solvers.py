@@ -24,7 +24,8 @@ _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
 _SMALLEST_BATCH = 64  # where rows are few, half of them, but not fewer
 _STEPS = 8  # and passes so short that more of them are allowed
 _PATIENCE = 20  # steps, and
-_LEAST_PATIENCE = 3  # epochs without a gain
+_LEAST_PATIENCE = 3  # epochs without a gain on held-out rows
+_LEVEL_PATIENCE = 40  # epochs without a gain on the rows themselves
 _LR_FACTOR = 10  # "auto" takes few steps from a good start, the paper many from a random one
 _TINY = 1e-6
 
@@ -214,7 +215,7 @@ def _final_job(
         return job
     if task.key not in levels:
         levels[task.key] = level_of_fit(rows, LOSSES[task.kind], task.generator(1))
-    return replace(job, progress=Progress(rows, None, level=levels[task.key]))
+    return replace(job, progress=Progress(rows, _LEVEL_PATIENCE, level=levels[task.key]))
 
 
 @torch.no_grad()

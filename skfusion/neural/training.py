@@ -211,7 +211,7 @@ class Follow(Callback):  # type: ignore[misc]
     def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
         """Keep the best weights, and end training as skorch's own EarlyStopping does."""
         losses = row_losses(net.module_, net.criterion_.kind, self.progress.rows)
-        if self.progress.add(losses) and self.progress.patience is not None:
+        if self.progress.add(losses) and self.progress.level is None:
             self.best = copy.deepcopy(net.module_.state_dict())
         net.history.record("valid_loss", self.progress.losses[-1])
         if self.progress.is_over:
