@@ -92,6 +92,9 @@ OPERATORS: dict[str, Operator] = {
 
 BUILT_IN = frozenset(OPERATORS)
 
+#: These put the blocks side by side: no projection, and nothing that a residual could add.
+SIDE_BY_SIDE = ("concat", "weighted")
+
 #: The paper's nine settings of `FusionTransformer` and `FusionMLPClassifier`: concatenation, and
 #: four operators each plain and with the unprojected originals beside them. As a parameter grid:
 #: ``[{f"fuse__{k}": [v] for k, v in setting.items()} for setting in PAPER_OPERATORS]``.
@@ -247,3 +250,17 @@ def import_operators(exported: Exported) -> None:
         if at > _REGISTERED_AT.get(name, 0):
             OPERATORS[name] = Operator(name, function, Width(valid, text))
             _REGISTERED_AT[name] = at
+
+
+class OwnOperatorsMixin:
+    """Carries the user's own operators in the pickled state of an estimator that names one."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        own = export_operators()
+        return {**state, "_own_operators": own} if own else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        import_operators(state.pop("_own_operators", {}))
+        super().__setstate__(state)  # type: ignore[misc]

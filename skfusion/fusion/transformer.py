@@ -19,17 +19,14 @@ from .layout import output_layout, output_names
 from .operators import mean
 from .pca import pca_projection
 from .projection import Projection, add_bias, count_sketch, random_projection
-from .registry import Operator, export_operators, find_operator, import_operators
+from .registry import SIDE_BY_SIDE, Operator, OwnOperatorsMixin, find_operator
 from .scaling import fit_scaler
 from .supervised import supervised_projections
 from .targets import Targets, read_targets
 from .weighted import ridge_weights
 
-# These put the blocks side by side: no projection, and nothing that a residual could add.
-_SIDE_BY_SIDE = ("concat", "weighted")
 
-
-class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Fuse the embedding blocks of each row into one vector.
 
     Each block E_i is scaled, projected to a common width d (u_i), and an operator makes one
@@ -310,7 +307,7 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             scaled = [
                 block * block.dtype.type(w) for w, block in zip(self.weights_, scaled, strict=True)
             ]
-        if self._operator in _SIDE_BY_SIDE:
+        if self._operator in SIDE_BY_SIDE:
             return np.concatenate(scaled, axis=1)
         projected = scaled
         if self.projections_:
@@ -328,21 +325,11 @@ class FusionTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _lay_out(self, rows: list[NDArray[Any]]) -> None:
         """Find where the parts of the output are by fusing some rows."""
         width = self._fuse(rows).shape[1]
-        beside = self._operator in _SIDE_BY_SIDE
+        beside = self._operator in SIDE_BY_SIDE
         fused = None if beside else self._operator
         self.output_indices_ = output_layout(
             self.block_indices_, width, fused, with_blocks=beside or self._residual == "concat"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        own = export_operators()
-        return {**state, "_own_operators": own} if own else state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        import_operators(state.pop("_own_operators", {}))
-        super().__setstate__(state)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -20,7 +20,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
-from ..fusion.registry import export_operators, find_operator, import_operators
+from ..fusion.registry import OwnOperatorsMixin, find_operator
 from ..fusion.scaling import fit_scaler
 from .callbacks import own_callbacks
 from .inputs import Blocks, mix_groups, read_input, scale
@@ -31,7 +31,7 @@ from .targets import Targets
 from .training import CHUNK, HeadNet, Job, Trained, make_net, train_one
 
 
-class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
+class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     """Blocks in, a trained network, its outputs out; see the two estimators."""
 
     _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
@@ -333,16 +333,6 @@ class BaseFusionMLP(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
                 f"operator='gated'."
             )
         return self._ask(X, FusionNet.gates_of)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        own = export_operators()
-        return {**state, "_own_operators": own} if own else state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        import_operators(state.pop("_own_operators", {}))
-        super().__setstate__(state)
 
 
 def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from ..embed.embedder import LLMLayerEmbedder
 from ..embed.layers import resolve_layers, resolve_poolings
 from ..embed.loading import resolve
 from ..embed.union import EmbedderUnion
-from ..fusion.registry import PAPER_OPERATORS, find_operator
+from ..fusion.registry import PAPER_OPERATORS, SIDE_BY_SIDE, find_operator
 from ..fusion.widths import ANY, Width
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ Layers = str | int | Sequence[int | float]
 #: The name of an operator, or a setting in the form of `PAPER_OPERATORS`.
 Setting = str | Mapping[str, Any]
 Values = dict[str, list[Any]]
-
-# They hold the blocks already, unprojected: no residual and no common width means anything.
-_SIDE_BY_SIDE = ("concat", "weighted")
 
 
 def layer_space(embedder: LLMLayerEmbedder, layers: Layers = "all") -> list[int]:
@@ -306,7 +303,7 @@ def _read_settings(
     for given in operators:
         setting = {"operator": given} if isinstance(given, str) else given
         operator = setting["operator"]
-        residual = False if operator in _SIDE_BY_SIDE else setting.get("residual", False)
+        residual = False if operator in SIDE_BY_SIDE else setting.get("residual", False)
         if residual not in residuals.setdefault(operator, []):
             residuals[operator].append(residual)
     if not residuals:
@@ -315,7 +312,7 @@ def _read_settings(
     settings = {name: {f"{fuse}__residual": values} for name, values in residuals.items()}
     for name, values in settings.items():
         width = _width(name)
-        if n_components is not None and name not in _SIDE_BY_SIDE:
+        if n_components is not None and name not in SIDE_BY_SIDE:
             rounded = [_round_down(n, name, width, narrowest) for n in n_components]
             values[f"{fuse}__n_components"] = list(dict.fromkeys(rounded))
     return settings
