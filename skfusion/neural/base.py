@@ -262,7 +262,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         if self.operator == "gated":
             with torch.no_grad():
                 gates = trained.net.module_.gates_of(task.rows.X)
-            self.gates_ = gates.mean(dim=0).cpu().numpy()
+            self.gates_ = (task.rows.weights @ gates / len(gates)).cpu().numpy()
 
     def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         first = not hasattr(self, "net_")
@@ -337,9 +337,9 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
 
 def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple[float, ...]:
     """Give the dropout behind each hidden layer."""
-    if isinstance(dropout, int | float):
-        dropout = [dropout] * len(sizes)
-    rates = tuple(map(float, dropout))
+    rates = tuple(float(p) for p in np.atleast_1d(dropout))
+    if np.ndim(dropout) == 0:
+        rates *= len(sizes)
     if len(rates) != len(sizes) or not all(0 <= p < 1 for p in rates):
         raise ValueError(
             f"dropout={dropout!r} must be a number from 0 to below 1, or one such number for each "

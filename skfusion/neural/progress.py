@@ -38,8 +38,8 @@ class Progress:
 
     @property
     def best_epoch(self) -> int:
-        """The number of epochs with the least loss, the first of equal ones."""
-        return self.losses.index(min(self.losses)) + 1
+        """The number of epochs with the least loss; 0 before the first."""
+        return self.losses.index(min(self.losses)) + 1 if self.losses else 0
 
     @property
     def is_over(self) -> bool:

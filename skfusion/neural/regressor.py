@@ -73,12 +73,14 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         Of weights and inputs.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Those that monitor a validation loss run only while
-        there is one: that of the held-out rows, or of all rows without dropout.
+        there is one: that of the held-out rows, or of all rows without dropout. An
+        `EarlyStopping` ends the search for the number of epochs.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
         For weights, order of rows, dropout and held-out rows. An int makes results the same on
-        one machine and number of threads. torch's and numpy's own generators are not touched.
+        one machine and number of threads, and no global generator is touched; None draws one
+        seed from numpy's.
     verbose : int, default=0
         Above 0, a progress bar counts epochs.
 

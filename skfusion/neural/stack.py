@@ -166,7 +166,7 @@ class _Stack:
         # Rows that fill up a batch weigh nothing; the others count as in a mean over their batch.
         weights = torch.stack([_pad(rows.weights, n) / len(rows) for rows, _ in batches])
         masks = tuple(
-            torch.stack([_pad(mask, n) for mask in same])
+            torch.stack([_pad(mask, n, 1.0) for mask in same])
             for same in zip(*[masks for _, masks in batches], strict=True)
         )
         logits = torch.vmap(self._forward)(self.weights, self.buffers, X, masks)
@@ -228,9 +228,9 @@ class _Stack:
             }
 
 
-def _pad(tensor: Tensor, n: int) -> Tensor:
-    """Add rows of zeros up to n."""
+def _pad(tensor: Tensor, n: int, value: float = 0.0) -> Tensor:
+    """Add rows of a value up to n."""
     missing = n - len(tensor)
     if not missing:
         return tensor
-    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+    return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)])

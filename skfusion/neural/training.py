@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from skorch import NeuralNet
-from skorch.callbacks import Callback
+from skorch.callbacks import Callback, EarlyStopping
 from skorch.history import History
 from torch import Tensor, nn
 
@@ -183,7 +183,7 @@ class Watch(Callback):  # type: ignore[misc]
         if training and not torch.isfinite(loss):
             largest = float(batch[0]["X"].abs().max())
             lr = net.optimizer_.param_groups[0]["lr"]
-            raise loss_error(float(loss), len(net.history), lr, largest)
+            raise loss_error(float(loss.detach()), len(net.history), lr, largest)
 
 
 def loss_error(loss: float, epoch: int, lr: float, largest: float) -> FloatingPointError:
@@ -301,7 +301,8 @@ def train_one(job: Job, callbacks: Sequence[Any] = ()) -> Trained:
     # It holds the rows, which are no part of the net, and says nothing about a later partial_fit.
     net.callbacks = [entry for entry in net.callbacks if _name_of(entry) != FOLLOW]
     net.callbacks_ = [entry for entry in net.callbacks_ if entry[0] != FOLLOW]
-    done = len(net.history) == job.epochs or (progress is not None and progress.is_over)
+    is_over = progress is not None and progress.is_over
+    done = is_over or _is_complete(net, job) or _has_stopped_early(net)
     if not done and follow is not None and follow.best is not None:
         net.module_.load_state_dict(follow.best)
     return Trained(net, progress, was_interrupted=not done)
@@ -309,3 +310,16 @@ def train_one(job: Job, callbacks: Sequence[Any] = ()) -> Trained:
 
 def _name_of(entry: Any) -> str | None:
     return entry[0] if isinstance(entry, tuple) else None
+
+
+def _is_complete(net: HeadNet, job: Job) -> bool:
+    """Tell whether all epochs were run to their end, where skorch records the mean loss."""
+    return len(net.history) == job.epochs and (not job.epochs or "train_loss" in net.history[-1])
+
+
+def _has_stopped_early(net: HeadNet) -> bool:
+    """Tell whether a callback of the user's has found that it is enough; it looks like Ctrl-C."""
+    return any(
+        isinstance(callback, EarlyStopping) and callback.misses_ >= callback.patience
+        for _, callback in net.callbacks_
+    )

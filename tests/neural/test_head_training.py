@@ -1,0 +1,520 @@
+"""How the neural head trains: how long, with which rows, numbers, callbacks and interruptions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.metrics import f1_score
+from skorch.callbacks import Callback, EarlyStopping
+from skorch.utils import params_for
+
+from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor
+from skfusion.neural.linear import _minimise, _predict, level_of_fit, stratified_folds, to_basis
+from skfusion.neural.losses import LOSSES
+from skfusion.neural.progress import Progress
+from skfusion.neural.rows import Rows, balance, merge_rows
+
+SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
+BRIEF: dict[str, Any] = {**SMALL, "max_epochs": 4}
+BOTH = pytest.mark.parametrize("solver", ["auto", "paper"])
+EITHER_SHAPE = pytest.mark.parametrize("width", [4, 100])  # both ways of stopping
+
+
+def data(n: int = 60, width: int = 6, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, width))
+    return X, np.argmax(X[:, :3] + 0.5 * rng.normal(size=(n, 3)), axis=1)
+
+
+def as_rows(X: Any, y: Any, weights: Any = None) -> Rows:
+    counts = np.ones(len(y)) if weights is None else weights
+    shares = balance(counts, y, np.ones(len(y)))
+    arrays = [X, np.eye(y.max() + 1)[y], counts / counts.mean(), shares, y]
+    return Rows(*[torch.from_numpy(np.ascontiguousarray(array)) for array in arrays])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def losses(head: Any, name: str = "train_loss") -> list[float]:
+    return list(head.net_.history[:, name])
+
+
+# --- how closely rows should be fitted --------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [5, 70])
+@pytest.mark.parametrize("decay", [0.03, 1.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_regression_is_that_of_scikit_learn(width, decay, weighted):
+    X, y = data(50, width)
+    weights = np.random.default_rng(1).integers(1, 4, size=50) if weighted else np.ones(50)
+    rows = as_rows(X, y, weights.astype(float))
+    basis = to_basis(rows.X, rows.weights)
+    V, c = _minimise(
+        basis,
+        rows.target,
+        rows.weights[:, None],
+        LOSSES["softmax"],
+        torch.tensor([decay], dtype=torch.float64),
+        steps=5000,
+    )
+    found = softmax(_predict(basis.rows, V, c)[:, 0].numpy(), axis=1)
+    known = LogisticRegression(C=1 / (weights.sum() * decay), tol=1e-10, max_iter=5000)
+    known.fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(found, known.predict_proba(X), atol=1e-4)
+
+
+@EITHER_SHAPE
+def test_a_basis_is_the_rows_turned(width):
+    X, _ = data(40, width)
+    weights = torch.from_numpy(np.random.default_rng(1).uniform(0.5, 1.5, size=40))
+    weights = weights / weights.mean()
+    basis = to_basis(torch.from_numpy(X), weights)
+    back = basis.rows @ basis.vectors.T + basis.mean
+    np.testing.assert_allclose(back, X, atol=1e-6)
+    gram = basis.rows.T @ (basis.rows * weights[:, None]) / 40
+    np.testing.assert_allclose(gram, np.diag(basis.variances), atol=1e-6)
+
+
+def test_noise_is_to_be_fitted_less_closely_than_signal(rng):
+    X, y = data(60, 100)
+    X[:, :3] *= 20
+    signal = level_of_fit(as_rows(X, y), LOSSES["softmax"], generator())
+    noise = level_of_fit(as_rows(X, rng.permutation(y)), LOSSES["softmax"], generator())
+    assert 0 < signal < 0.7 < noise < np.log(3) + 1e-3
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 6), st.integers(0, 9))
+def test_folds_are_stratified_and_of_one_size(codes, n_folds, seed):
+    groups = torch.tensor(codes)
+    folds = stratified_folds(groups, n_folds, generator(seed))
+    assert folds.min() >= 0 and folds.max() < n_folds
+    assert np.ptp(np.bincount(folds, minlength=n_folds)) <= 1
+    for code in set(codes):
+        shares = np.bincount(folds[groups == code], minlength=n_folds)
+        assert np.ptp(shares) <= 1
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.randoms(use_true_random=False))
+def test_merged_rows(entries, random):
+    """No row twice, none of weight 0, weights add up, and the order given does not matter."""
+
+    def merged(listed: Any) -> tuple[Any, Any, Any]:
+        a, b, weights = (np.array(column, dtype=float) for column in zip(*listed, strict=True))
+        chosen, sums = merge_rows([a[:, None], b[:, None]], weights)
+        return a[chosen], b[chosen], sums
+
+    a, b, sums = merged(entries)
+    expected: dict[tuple[int, int], float] = {}
+    for x, y, weight in entries:
+        expected[x, y] = expected.get((x, y), 0) + weight
+    found = list(zip(a, b, strict=True))
+    assert len(set(found)) == len(found)
+    assert dict(zip(found, sums, strict=True)) == {k: w for k, w in expected.items() if w}
+    shuffled = list(entries)
+    random.shuffle(shuffled)
+    for one, other in zip((a, b, sums), merged(shuffled), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=30))
+def test_balanced_rows_make_classes_count_the_same(entries):
+    codes, counts = (np.array(column) for column in zip(*entries, strict=True))
+    weights = balance(counts.astype(float), codes, np.ones(len(codes)))
+    sums = np.bincount(codes, weights=weights)[np.unique(codes)]
+    np.testing.assert_allclose(sums, 1 / len(sums))
+    for code in np.unique(codes):  # and rows of one class by their number
+        share = weights[codes == code] / counts[codes == code]
+        np.testing.assert_allclose(share, share[0])
+
+
+@BOTH
+def test_a_row_of_weight_zero_might_as_well_not_be_there(solver):
+    X, y = data()
+    weights = np.repeat([1.0, 0.0], [40, 20])
+    head = FusionMLPClassifier(solver=solver, scale=None, **BRIEF)
+    weighted = head.fit(X, y, sample_weight=weights).predict_proba(X)
+    np.testing.assert_array_equal(weighted, head.fit(X[:40], y[:40]).predict_proba(X))
+
+
+@EITHER_SHAPE
+@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+def test_the_order_of_rows_does_not_matter(width, estimator, rng):
+    X, y = data(width=width)
+    order = rng.permutation(len(y))
+    head = estimator("sum", **BRIEF)
+    np.testing.assert_array_equal(
+        head.fit(X, y).predict(X), head.fit(X[order], y[order]).predict(X)
+    )
+    np.testing.assert_allclose(losses(head), losses(head.fit(X, y)), atol=1e-5)
+
+
+# --- when to stop -----------------------------------------------------------------------------
+
+
+def progress(patience: int, level: float | None, values: list[float]) -> Progress:
+    rows = Rows(*[torch.ones(1)] * 5)
+    made = Progress(rows, patience, level=level)
+    for value in values:
+        made.add(torch.tensor([value]))
+    return made
+
+
+def test_progress_waits_for_a_gain():
+    assert not progress(2, None, []).is_over
+    assert not progress(2, None, [3.0, 2.0, 2.5]).is_over
+    over = progress(2, None, [3.0, 2.0, 2.5, 2.0])  # no less: no gain
+    assert over.is_over and over.best_epoch == 2
+
+
+def test_progress_ends_at_a_level():
+    assert not progress(9, 0.5, [3.0, 0.6, 4.0, 5.0, 6.0]).is_over
+    assert progress(9, 0.5, [3.0, 0.5]).is_over
+
+
+def test_progress_weighs_rows():
+    tensors = [torch.ones(2)] * 3 + [torch.tensor([0.25, 0.75]), torch.zeros(2)]
+    made = Progress(Rows(*tensors), 3)
+    assert made.add(torch.tensor([4.0, 8.0]))  # the least yet
+    assert made.losses == [7.0]
+
+
+def test_with_fewer_rows_than_columns_training_ends_at_a_level():
+    X, y = data(40, 60)
+    head = FusionMLPClassifier(**{**SMALL, "lr": 5e-4, "dropout": 0.0}).fit(X, y)
+    assert len(head.stopping_losses_) == head.n_epochs_ == len(head.net_.history)
+    assert head.stopping_losses_[-1] < min(head.stopping_losses_[:-1])
+
+
+def test_with_more_rows_the_best_number_of_epochs_is_used_on_all():
+    X, y = data(120)
+    head = FusionMLPClassifier(**{**SMALL, "lr": 1e-3}).fit(X, y)
+    assert head.n_epochs_ == np.argmin(head.stopping_losses_) + 1 < len(head.stopping_losses_)
+    assert len(head.net_.history) == head.n_epochs_
+    assert "valid_loss" not in head.net_.history[-1]
+
+
+def test_early_stopping_that_holds_out_no_row_says_so():
+    X, _ = data(6)
+    with pytest.raises(ValueError, match=r"early_stopping=True.*validation_fraction=0.1"):
+        FusionMLPClassifier(early_stopping=True, **SMALL).fit(X, np.arange(6) % 3)
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+
+@BOTH
+@EITHER_SHAPE
+def test_equal_seeds_give_equal_results_and_others_do_not(solver, width):
+    X, y = data(width=width)
+    one, same, other = (
+        FusionMLPClassifier(solver=solver, **{**BRIEF, "random_state": seed}).fit(X, y)
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(one.predict_proba(X), same.predict_proba(X))
+    assert losses(one) == losses(same)
+    assert not np.allclose(one.predict_proba(X), other.predict_proba(X), atol=1e-4)
+    drawn = np.random.RandomState(3)
+    first, second = (
+        FusionMLPClassifier(solver=solver, **{**BRIEF, "random_state": drawn}).fit(X, y)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(one.predict_proba(X), first.predict_proba(X))
+    assert not np.allclose(one.predict_proba(X), second.predict_proba(X), atol=1e-4)
+
+
+@BOTH
+@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+def test_global_generators_are_not_touched(solver, estimator):
+    X, y = data()
+    np.random.seed(5)  # noqa: NPY002 - the global generator is what is looked at
+    torch.manual_seed(5)
+    before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    position = np.random.get_state()[2]  # noqa: NPY002
+    head = estimator("gated", solver=solver, view_dropout=0.2, **BRIEF).fit(X, y)
+    head.predict(X)
+    head.partial_fit(X, y)
+    after = np.random.get_state()  # noqa: NPY002
+    np.testing.assert_array_equal(after[1], before[0])
+    assert after[2] == position
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_each_pass_of_partial_fit_drops_other_units():
+    """With a step size of nearly nothing only dropout tells the passes apart."""
+    X, y = data()
+    head = FusionMLPClassifier(lr=1e-12, **SMALL)
+    for _ in range(3):
+        head.partial_fit(X, y, classes=[0, 1, 2])
+    assert len(set(losses(head))) == 3
+
+
+# --- what goes wrong --------------------------------------------------------------------------
+
+
+class InterruptAt(Callback):  # type: ignore[misc]
+    """Ctrl-C at the end of an epoch, or of its first batch."""
+
+    def __init__(self, epoch: int, *, in_batch: bool = False) -> None:
+        self.epoch, self.in_batch = epoch, in_batch
+
+    def on_batch_end(self, net: Any, training: bool = True, **_: Any) -> None:
+        if self.in_batch and len(net.history) == self.epoch:
+            raise KeyboardInterrupt
+
+    def on_epoch_end(self, net: Any, **_: Any) -> None:
+        if len(net.history) == self.epoch:
+            raise KeyboardInterrupt
+
+
+class KeepWeights(Callback):  # type: ignore[misc]
+    """Keeps the weights after each epoch in a list of the test."""
+
+    kept: list[dict[str, Any]] = []  # noqa: RUF012 - copies of the callback share it
+
+    def on_epoch_end(self, net: Any, **_: Any) -> None:
+        self.kept.append(copy.deepcopy(net.module_.state_dict()))
+
+
+@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+def test_a_loss_that_is_not_finite_is_an_error(estimator):
+    X, y = data()
+    X[7, 2] = -1234.5
+    head = estimator(solver="paper", **{**SMALL, "lr": 1e30})
+    message = r"loss became (nan|inf) in epoch [12], with learning rate 1e\+30.* is 1234.5\. Use"
+    with pytest.raises(FloatingPointError, match=message):
+        head.fit(X, y)
+
+
+@BOTH
+@pytest.mark.parametrize("in_batch", [False, True])
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_an_interruption_leaves_a_network(solver, early_stopping, in_batch):
+    X, y = data(90)
+    head = FusionMLPClassifier(
+        solver=solver,
+        early_stopping=early_stopping,
+        callbacks=[InterruptAt(3, in_batch=in_batch)],
+        **SMALL,
+    ).fit(X, y)
+    assert head.n_epochs_ == len(head.net_.history) == 3
+    assert all(w.isfinite().all() for w in head.net_.module_.state_dict().values())
+    assert head.predict(X).shape == (90,)
+
+
+def test_an_interrupted_search_leaves_the_best_weights(rng):
+    X, y = data(80)
+    KeepWeights.kept.clear()
+    head = FusionMLPClassifier(
+        early_stopping=True, callbacks=[KeepWeights(), InterruptAt(30)], **{**SMALL, "lr": 1e-2}
+    ).fit(X, rng.permutation(y))  # nothing to learn: the first epochs are the best
+    best = int(np.argmin(head.stopping_losses_))
+    assert len(head.stopping_losses_) == len(KeepWeights.kept) > best + 1
+    for name, weight in head.net_.module_.state_dict().items():
+        assert torch.equal(weight, KeepWeights.kept[best][name]), name
+
+
+# --- callbacks, history, bars -----------------------------------------------------------------
+
+
+def test_callbacks_are_copied_and_never_written_on():
+    X, y = data(90)
+    stop, keep = EarlyStopping(monitor="train_loss", patience=2), KeepWeights()
+    before = [copy.deepcopy(vars(callback)) for callback in (stop, keep)]
+    given = [stop, ("keep", keep)]
+    head = FusionMLPClassifier(callbacks=given, **BRIEF).fit(X, y)
+    assert head.callbacks is given and given[0] is stop
+    assert [vars(callback) for callback in (stop, keep)] == before
+    found = [callback for _, callback in head.net_.callbacks_]
+    assert any(isinstance(callback, KeepWeights) for callback in found)
+    assert not any(callback is keep or callback is stop for callback in found)
+
+
+@BOTH
+def test_an_early_stopping_of_skorch_ends_the_search(solver, rng):
+    X, y = data(90)
+    y = rng.permutation(y)
+    stop = EarlyStopping(monitor="valid_loss", patience=2, sink=str)
+    settings = {**SMALL, "lr": 1e-2, "early_stopping": True, "solver": solver, "max_epochs": 60}
+    head = FusionMLPClassifier(callbacks=[stop], **settings).fit(X, y)
+    assert head.stopping_losses_
+    assert len(head.stopping_losses_) == np.argmin(head.stopping_losses_) + 1 + 2
+    # What was found is used on all rows, as without the callback.
+    assert head.n_epochs_ == np.argmin(head.stopping_losses_) + 1
+    assert "valid_loss" not in head.net_.history[-1]
+
+
+def test_callbacks_on_a_validation_loss_do_not_run_without_one():
+    X, y = data()
+    stop = EarlyStopping(monitor="valid_loss", patience=1, sink=str)
+    settings = {**BRIEF, "solver": "paper"}
+    plain = FusionMLPClassifier(**settings).fit(X, y)
+    head = FusionMLPClassifier(callbacks=[stop], **settings).fit(X, y)
+    np.testing.assert_array_equal(plain.predict_proba(X), head.predict_proba(X))
+
+
+@BOTH
+def test_the_history_tells_each_epoch(solver):
+    X, y = data(60, 100)
+    head = FusionMLPClassifier(solver=solver, **BRIEF).fit(X, y)
+    assert list(head.net_.history[:, "epoch"]) == list(range(1, head.n_epochs_ + 1))
+    assert np.isfinite(losses(head)).all()
+    assert (np.array(head.net_.history[:, "dur"]) > 0).all()
+    if solver == "auto":
+        assert losses(head, "valid_loss") == head.stopping_losses_
+
+
+def test_verbose_shows_a_bar_and_silence_is_the_default(capsys):
+    X, y = data()
+    FusionMLPClassifier(**BRIEF).fit(X, y)
+    silent = capsys.readouterr()
+    assert silent.out == silent.err == ""
+    FusionMLPClassifier(verbose=1, **BRIEF).fit(X, y)
+    shown = capsys.readouterr()
+    assert shown.out == "" and "fit" in shown.err and "epoch" in shown.err
+    FusionMLPClassifier(verbose=1, early_stopping=True, **BRIEF).fit(X, y)
+    assert "find epochs" in capsys.readouterr().err
+
+
+def test_skorch_sees_its_own_parameters():
+    X, y = data()
+    head = FusionMLPClassifier(weight_decay=0.25, solver="paper", **BRIEF).fit(X, y)
+    assert params_for("optimizer", head.net_.get_params(deep=False)) == {"weight_decay": 0.25}
+    assert head.net_.optimizer_.param_groups[0]["weight_decay"] == 0.25
+
+
+# --- going on ---------------------------------------------------------------------------------
+
+
+def train_loss(head: Any, X: Any, y: Any) -> float:
+    return -float(np.log(head.predict_proba(X)[np.arange(len(y)), y]).mean())
+
+
+@BOTH
+@EITHER_SHAPE
+def test_warm_start_goes_on(solver, width):
+    X, y = data(width=width)
+    settings = {**SMALL, "solver": solver, "warm_start": True, "early_stopping": False}
+    head = FusionMLPClassifier(**settings, dropout=0.0, lr=1e-3, max_epochs=10).fit(X, y)
+    before = train_loss(head, X, y)
+    assert train_loss(head.fit(X, y), X, y) < before
+
+
+@BOTH
+def test_warm_start_refuses_another_shape(solver):
+    X, y = data()
+    head = FusionMLPClassifier(solver=solver, warm_start=True, **BRIEF).fit(X, y)
+    with pytest.raises(ValueError, match=r"warm_start=True.*shape.*warm_start=False"):
+        head.set_params(hidden_layer_sizes=(8, 8)).fit(X, y)
+    head.set_params(hidden_layer_sizes=(32, 16))
+    with pytest.raises(ValueError, match="features"):
+        head.fit(X[:, :3], y)
+    with pytest.raises(ValueError, match="classes"):
+        head.fit(X, np.where(y == 2, 1, y) + 5)
+
+
+def test_warm_start_may_see_fewer_classes():
+    X, y = data()
+    head = FusionMLPClassifier(warm_start=True, **BRIEF).fit(X, y)
+    head.fit(X[y != 2], y[y != 2])
+    np.testing.assert_array_equal(head.classes_, [0, 1, 2])
+    assert head.predict_proba(X).shape == (60, 3)
+
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+@BOTH
+def test_double_precision(solver):
+    X, y = data()
+    single, double = (
+        FusionMLPClassifier(solver=solver, dtype=dtype, **BRIEF).fit(X, y)
+        for dtype in ("float32", "float64")
+    )
+    assert {w.dtype for w in single.net_.module_.state_dict().values()} == {torch.float32}
+    assert {w.dtype for w in double.net_.module_.state_dict().values()} == {torch.float64}
+    assert double.predict_proba(X).dtype == single.predict_proba(X).dtype == np.float64
+
+
+@pytest.mark.parametrize("operator", ["concat", "sum"])
+def test_a_frame_with_block_names_is_blocks(operator):
+    X, y = data()
+    names = ["a__0", "a__1", "b__0", "b__1", "b__2", "b__3"]
+    frame, blocks = pd.DataFrame(X, columns=names), EmbeddingBlocks({"a": X[:, :2], "b": X[:, 2:]})
+    framed = FusionMLPClassifier(operator, **BRIEF).fit(frame, y)
+    assert framed.block_indices_ == {"a": slice(0, 2), "b": slice(2, 6)}
+    assert list(framed.feature_names_in_) == names
+    blocked = FusionMLPClassifier(operator, **BRIEF).fit(blocks, y)
+    np.testing.assert_array_equal(framed.predict_proba(frame), blocked.predict_proba(blocks))
+
+
+def test_a_frame_with_plain_columns_is_one_block():
+    X, y = data()
+    frame = pd.DataFrame(X, columns=list("uvwxyz"))
+    head = FusionMLPClassifier("sum", **BRIEF).fit(frame, y)
+    assert list(head.block_indices_.values()) == [slice(0, 6)]
+    assert list(head.feature_names_in_) == list("uvwxyz") and head.n_features_in_ == 6
+    plain = FusionMLPClassifier("sum", **BRIEF).fit(X, y)
+    np.testing.assert_array_equal(head.predict_proba(frame), plain.predict_proba(X))
+    with pytest.raises(ValueError, match="feature names"):
+        head.predict(frame.rename(columns={"u": "a"}))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_input_that_is_not_finite_is_an_error(bad):
+    X, y = data()
+    head = FusionMLPClassifier(**BRIEF).fit(X, y)
+    X[3, 3] = bad
+    for call in (lambda: head.predict(X), lambda: FusionMLPClassifier(**BRIEF).fit(X, y)):
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
+            call()
+
+
+# --- few rows and many columns ----------------------------------------------------------------
+
+
+def crowded(n: int, seed: int = 0) -> tuple[Any, Any]:
+    """Unit-norm vectors of three classes that share most of their direction, as embeddings do."""
+    rng = np.random.default_rng(seed)
+    shared, centres = 4 * rng.normal(size=1024), 0.5 * rng.normal(size=(3, 1024))
+    y = rng.integers(0, 3, size=n)
+    X = shared + centres[y] + rng.normal(size=(n, 1024))
+    return X / np.linalg.norm(X, axis=1, keepdims=True), y
+
+
+def test_where_the_papers_recipe_fails_auto_does_not():
+    X, y = crowded(800)
+    train, test = slice(200), slice(200, None)
+
+    def macro_f1(classifier: Any, X: Any) -> float:
+        return float(
+            f1_score(y[test], classifier.fit(X[train], y[train]).predict(X[test]), average="macro")
+        )
+
+    assert macro_f1(RidgeClassifier(), X) >= 0.995
+    assert macro_f1(FusionMLPClassifier(solver="paper", random_state=0), X) < 0.85
+    once = macro_f1(FusionMLPClassifier(random_state=0), X)
+    twice = macro_f1(FusionMLPClassifier(random_state=0), EmbeddingBlocks([X, X]))
+    assert once >= 0.99
+    assert abs(once - twice) < 0.01
