@@ -28,7 +28,7 @@ _PATH_STEPS = 100
 _FINAL_STEPS = 400
 _TOLERANCE = 1e-5
 _N_FOLDS = 5
-_MANY = 1000  # rows of which one fold is enough
+_MOST_ENTRIES = 20_000  # of targets, so that fewer folds do where they are many
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def level_of_fit(rows: Rows, loss: Loss, generator: torch.Generator) -> float:
 def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Generator) -> Tensor:
     """Give the loss of each λ of `PATH` on rows by the fit without their fold."""
     folds = stratified_folds(rows.codes, min(_N_FOLDS, len(rows)), generator)
-    used = torch.arange(1 if len(rows) > _MANY else int(folds.max()) + 1, device=folds.device)
+    n_used = min(max(1, _MOST_ENTRIES // rows.target.numel()), int(folds.max()) + 1)
+    used = torch.arange(n_used, device=folds.device)
     kept = rows.weights[:, None] * (folds[:, None] != used)
     V, c = _minimise(
         basis,

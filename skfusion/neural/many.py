@@ -27,8 +27,10 @@ def fit_many(
 
     Networks that differ in weights and rows only are trained as one network whose weights have
     one more axis, each with the random numbers that it would have drawn alone, so that results
-    are those of ``clone(estimator).fit(X[fold], y[fold])`` up to rounding. What "auto" learns of
-    a fold's rows before training is learnt once for all estimators.
+    are those of ``clone(estimator).fit(X[fold], y[fold])`` up to rounding. On a CPU networks of
+    more than a million weights are trained one after the other, because arithmetic is all that
+    their training consists of. What "auto" learns of a fold's rows before training is learnt
+    once for all estimators.
 
     Parameters
     ----------

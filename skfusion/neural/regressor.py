@@ -50,7 +50,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
     lr : float, default=1e-4
         Step size of Adam; "auto" takes ten times that, because its steps are fewer.
     batch_size : int, default=1024
-        Rows of a step; for "auto" the most.
+        Rows of a step.
     max_epochs : int, default=120
         Passes over the rows; for "auto" the most, or as many as make eight times that many steps.
     weight_decay : float, default=0.0
@@ -125,8 +125,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
     -----
     ``solver="auto"`` trains the network of the paper but decides for how long. Rows that are equal
     in input and target are made one, with their weights added, so that no text is on both sides
-    of a split, and the order of the rows does not matter. A step of Adam takes half of the rows,
-    64 at least and `batch_size` at most.
+    of a split, and the order of the rows does not matter.
 
     - With fewer rows than columns none is held out. Penalised linear regression on the scaled
       blocks is cross-validated, and training ends when the network fits its rows as closely as

@@ -21,8 +21,7 @@ from .rows import Rows
 from .training import Job, Trained
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
-_SMALLEST_BATCH = 64  # where rows are few, half of them, but not fewer
-_STEPS = 8  # and passes so short that more of them are allowed
+_STEPS = 8  # times as many steps as epochs are allowed where a pass is one step
 _PATIENCE = 20  # steps, and
 _LEAST_PATIENCE = 3  # epochs without a gain on held-out rows
 _LEVEL_PATIENCE = 40  # epochs without a gain on the rows themselves
@@ -116,8 +115,7 @@ class Task:
         recipe = self.recipe
         epochs, batch_size, lr = recipe.max_epochs, recipe.batch_size, recipe.lr
         if self.is_auto:
-            smaller = max(_SMALLEST_BATCH, math.ceil(len(rows) / 2))
-            batch_size, lr = min(batch_size, smaller), lr * _LR_FACTOR
+            lr *= _LR_FACTOR
             steps = math.ceil(len(rows) / batch_size)
             epochs = max(epochs, math.ceil(_STEPS * epochs / steps))
         return Job(

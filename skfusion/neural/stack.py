@@ -27,6 +27,7 @@ from .training import (
 )
 
 _MOST_WEIGHTS = 2**25  # of a stack: a larger one gains nothing and takes memory
+_MOST_ON_CPU = 2**20  # of a network: what is above is bound by arithmetic there, stacked or not
 
 
 def train_stacked(jobs: Sequence[Job]) -> list[Trained]:
@@ -64,15 +65,20 @@ def _groups(jobs: Sequence[Job]) -> Iterator[list[int]]:
         shape = (job.start.architecture, job.kind, steps, job.rows.X.dtype, job.rows.X.device)
         alike.setdefault((*shape, job.lr, job.weight_decay), []).append(i)
     for group in alike.values():
-        n_weights = sum(w.numel() for w in jobs[group[0]].start.parameters())
-        most = max(1, _MOST_WEIGHTS // n_weights)
+        most = max(1, _MOST_WEIGHTS // _count_weights(jobs[group[0]]))
         for start in range(0, len(group), most):
             yield group[start : start + most]
 
 
 def _can_be_stacked(job: Job) -> bool:
-    """Tell whether the operator is known to work on a batch of batches."""
-    return job.start.architecture.operator in BUILT_IN | {"gated"}
+    """Tell whether the operator is known to work on a batch of batches, and whether it pays."""
+    is_known = job.start.architecture.operator in BUILT_IN | {"gated"}
+    is_cpu = job.rows.X.device.type == "cpu"
+    return is_known and (not is_cpu or _count_weights(job) <= _MOST_ON_CPU)
+
+
+def _count_weights(job: Job) -> int:
+    return sum(w.numel() for w in job.start.parameters())
 
 
 def _train_apart(jobs: Sequence[Job]) -> list[Trained]:
