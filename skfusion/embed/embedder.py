@@ -68,8 +68,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
         ``round(f * L)``. A list gives one block of columns a layer. "auto" chooses one in `fit`,
-        from the training rows alone: the best by `layer_criterion`, or the shallowest of those
-        just before it that are within one standard error. "mean" is the mean over layers, each
+        from the training rows alone: the best by `layer_criterion`, or a shallower one within
+        one standard error of it (`LayerScores.shallowest`). "mean" is the mean over layers, each
         standardised by the training rows. Both look at the layers in `store_layers` where that
         is a list, and at all otherwise.
     pooling : str, list of str or "auto", default="mean"

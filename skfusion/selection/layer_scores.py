@@ -61,9 +61,9 @@ class LayerScores:
         """Follow the best layer toward the shallower ones, within one standard error of it.
 
         The rule of one standard error (Breiman et al. 1984), kept to the plateau on which the
-        best layer lies: it ends before the first depth at which no layer is near enough. With few
-        rows nearly all layers are near the best, and shallow ones from behind a worse stretch
-        would be taken by luck.
+        best layer lies: it ends before a stretch of more than a tenth of the depths at which no
+        layer is near enough. With few rows nearly all layers are near the best, and shallow ones
+        from behind a long worse stretch would be taken by luck.
 
         Parameters
         ----------
@@ -77,12 +77,13 @@ class LayerScores:
         """
         errors = 0.0 if self.standard_errors is None else self.standard_errors
         near = self.scores >= self.scores.max() - errors
-        chosen = int(np.argmax(self.scores))
+        chosen, passed = int(np.argmax(self.scores)), 0
         for depth in sorted({d for d in depths if d < depths[chosen]}, reverse=True):
             there = [i for i, d in enumerate(depths) if d == depth and near[i]]
-            if not there:
+            passed = 0 if there else passed + 1
+            if passed > len(set(depths)) // 10:
                 break
-            chosen = max(there, key=lambda i: float(self.scores[i]))
+            chosen = max(there, key=lambda i: float(self.scores[i]), default=chosen)
         return self.names[chosen]
 
 

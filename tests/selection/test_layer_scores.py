@@ -235,6 +235,17 @@ def test_float32_is_exact_enough_and_scale_does_not_matter(criterion, n, d):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("stretch", "chosen"), [(2, "layer5"), (3, "layer9")])
+def test_a_worse_stretch_of_a_tenth_of_the_depths_is_passed_over(stretch, chosen):
+    """Of 20 layers the ninth is best and the fifth near; those between are not."""
+    scores = np.full(20, -9.0)
+    scores[9], scores[5] = -1.0, -1.1
+    scores[6 + stretch : 9] = -1.1
+    names = tuple(f"layer{i}" for i in range(20))
+    found = LayerScores("ridge", names, scores, np.full(20, 0.2), None)
+    assert found.shallowest(range(20)) == chosen
+
+
 def test_shallowest_by_hand():
     scores = np.array([-0.7, -0.51, -0.6, -0.52, -0.5, -0.51])
     errors = np.array([0.05, 0.02, 0.05, 0.03, 0.0, 0.03])
