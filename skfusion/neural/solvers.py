@@ -22,9 +22,9 @@ from .training import Job, Trained
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
 _STEPS = 8  # times as many steps as epochs are allowed where a pass is one step
-_PATIENCE = 20  # steps, and
-_LEAST_PATIENCE = 3  # epochs without a gain on held-out rows
-_LEVEL_PATIENCE = 40  # epochs without a gain on the rows themselves
+_PATIENCE = 20  # steps without a gain on held-out rows, but no less than ...
+_LEAST_PATIENCE = 3  # ... epochs
+_LEVEL_PATIENCE = 200  # steps without a gain on the rows themselves: rare classes lose at first
 _LR_FACTOR = 10  # "auto" takes few steps from a good start, the paper many from a random one
 _TINY = 1e-6
 
@@ -197,8 +197,7 @@ def _hold_out(task: Task) -> Tensor | None:
 def _search_job(task: Task, start: FusionNet, held: Tensor) -> Job:
     job = task.job(start, task.rows[~held].reweighted(), purpose=3)
     rows = task.rows[held].reweighted()
-    patience = max(_LEAST_PATIENCE, math.ceil(_PATIENCE * job.batch_size / len(job.rows)))
-    return replace(job, progress=Progress(rows, patience))
+    return replace(job, progress=Progress(rows, _patience(job, _PATIENCE)))
 
 
 def _final_job(
@@ -213,7 +212,14 @@ def _final_job(
         return job
     if task.key not in levels:
         levels[task.key] = level_of_fit(rows, LOSSES[task.kind], task.generator(1))
-    return replace(job, progress=Progress(rows, _LEVEL_PATIENCE, level=levels[task.key]))
+    patience = _patience(job, _LEVEL_PATIENCE)
+    return replace(job, progress=Progress(rows, patience, level=levels[task.key]))
+
+
+def _patience(job: Job, steps: int) -> int:
+    """Turn steps into epochs."""
+    steps_an_epoch = math.ceil(len(job.rows) / job.batch_size)
+    return max(_LEAST_PATIENCE, math.ceil(steps / steps_an_epoch))
 
 
 @torch.no_grad()

@@ -327,7 +327,7 @@ def test_an_interrupted_search_leaves_the_best_weights(rng):
     X, y = data(80)
     KeepWeights.kept.clear()
     head = FusionMLPClassifier(
-        early_stopping=True, callbacks=[KeepWeights(), InterruptAt(30)], **{**SMALL, "lr": 1e-2}
+        early_stopping=True, callbacks=[KeepWeights(), InterruptAt(12)], **{**SMALL, "lr": 1e-2}
     ).fit(X, rng.permutation(y))  # nothing to learn: the first epochs are the best
     best = int(np.argmin(head.stopping_losses_))
     assert len(head.stopping_losses_) == len(KeepWeights.kept) > best + 1
