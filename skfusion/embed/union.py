@@ -284,7 +284,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
             if not (isinstance(entry, tuple | list) and len(entry) == 2):
                 raise ValueError(f"embedders must be (name, transformer) pairs, got {entry!r}.")
         self._validate_names([name for name, _ in self.embedders])
-        chosen = [(name, embedder) for name, embedder in self.embedders if _is_kept(embedder)]
+        chosen = [(name, embedder) for name, embedder in self.embedders if is_kept(embedder)]
         if not chosen:
             raise ValueError("Every embedder of the union is dropped. Keep at least one.")
         for name, embedder in chosen:
@@ -324,7 +324,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         return made
 
     def _keep(self, fitted: Sequence[Any]) -> None:
-        names = [name for name, embedder in self.embedders if _is_kept(embedder)]
+        names = [name for name, embedder in self.embedders if is_kept(embedder)]
         self.embedders_ = list(zip(names, fitted, strict=True))
 
     def _set_blocks(self, widths: Sequence[dict[str, int]]) -> None:
@@ -364,7 +364,8 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         return tags
 
 
-def _is_kept(embedder: Any) -> bool:
+def is_kept(embedder: Any) -> bool:
+    """Tell an embedder of a union from "drop"."""
     return not (isinstance(embedder, str) and embedder == "drop")
 
 

@@ -173,6 +173,37 @@ def read_blocks(
     return [array[:, cut] for cut in estimator.block_indices_.values()]
 
 
+def check_block(estimator: Any, X: EmbeddingBlocks, name: str) -> NDArray[Any]:
+    """Validate one block of an input.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Whose input it is.
+    X : EmbeddingBlocks
+        The input.
+    name : str
+        The block.
+
+    Returns
+    -------
+    ndarray of float64 or float32, shape (n_samples, width)
+        The block.
+
+    Raises
+    ------
+    ValueError
+        If it is empty or not finite.
+    """
+    block: NDArray[Any] = check_array(
+        densify(X.blocks[name]),
+        dtype=_FLOATS,
+        estimator=estimator,
+        input_name=f"block {name!r}",
+    )
+    return block
+
+
 def _read_array(estimator: Any, X: Any, reset: bool) -> NDArray[Any]:
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) or frame.implementation.is_pandas_like():
@@ -185,12 +216,7 @@ def _read_array(estimator: Any, X: Any, reset: bool) -> NDArray[Any]:
 
 
 def _read_embedding_blocks(estimator: Any, X: EmbeddingBlocks, reset: bool) -> list[NDArray[Any]]:
-    blocks = [
-        check_array(
-            densify(block), dtype=_FLOATS, estimator=estimator, input_name=f"block {name!r}"
-        )
-        for name, block in X.blocks.items()
-    ]
+    blocks = [check_block(estimator, X, name) for name in X.names]
     if reset:
         estimator.block_indices_ = X.slices
         estimator.n_features_in_ = X.shape[1]

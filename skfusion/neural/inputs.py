@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_array
 
-from ..fusion.blocks import EmbeddingBlocks, densify
-from ..fusion.boundaries import SINGLE, frame_columns, read_blocks
+from ..fusion.blocks import EmbeddingBlocks
+from ..fusion.boundaries import SINGLE, check_block, frame_columns, read_blocks
 from ..fusion.scaling import Scaler
 
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
@@ -60,7 +59,7 @@ def read_input(estimator: Any, X: Any, *, reset: bool) -> Blocks:
     if not reset and isinstance(X, EmbeddingBlocks):
         present = _present_blocks(estimator, X)
         if len(present) < len(estimator.block_indices_):
-            return Blocks({name: _read_block(estimator, name, X) for name in present})
+            return Blocks({name: check_block(estimator, X, name) for name in present})
     block_sizes = None if _has_boundaries(X) else SINGLE
     arrays = read_blocks(estimator, X, block_sizes, reset=reset)
     return Blocks(dict(zip(estimator.block_indices_, arrays, strict=True)))
@@ -159,14 +158,3 @@ def _present_blocks(estimator: Any, X: EmbeddingBlocks) -> list[str]:
             f"{', '.join(fitted)}."
         )
     return [name for name in cuts if name in X.names]
-
-
-def _read_block(estimator: Any, name: str, X: EmbeddingBlocks) -> NDArray[Any]:
-    """Validate one block without holding it to the columns of all blocks."""
-    block: NDArray[Any] = check_array(
-        densify(X.blocks[name]),
-        dtype=[np.float64, np.float32],
-        estimator=estimator,
-        input_name=f"block {name!r}",
-    )
-    return block

@@ -76,7 +76,7 @@ Masks = tuple[Tensor, ...]
 class FusionNet(nn.Module):
     """Blocks side by side in, logits out.
 
-    It holds no random state: `draw` gives the masks of a training step, so that nets trained
+    It holds no random state: `draw_masks` gives those of a training step, so that nets trained
     together see what each would have seen alone.
 
     Parameters
@@ -133,7 +133,7 @@ class FusionNet(nn.Module):
         X : Tensor of shape (n_samples, sum of widths)
             Scaled blocks.
         masks : tuple of Tensor, default=()
-            What `draw` gave, in training.
+            What `draw_masks` gave, in training.
         present : Tensor of shape (n_blocks,) or (n_samples, n_blocks), or None, default=None
             1 for blocks (after mixing) that are there, 0 for others.
 

@@ -98,7 +98,7 @@ class WeightedLoss(nn.Module):
 
 
 class TrainingBatches:
-    """Batches in a new order each time, with what a step leaves out.
+    """Batches in a new order each time, as skorch hands them to module and loss.
 
     Parameters
     ----------
@@ -119,18 +119,17 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[Batch]:
         for index in batch_indices(len(self.rows), self.batch_size, self.generator):
             masks = draw_masks(self.architecture, len(index), self.generator, self.rows.X.dtype)
-            yield as_batch(self.rows[index], masks)
+            batch = self.rows[index]
+            yield (
+                {"X": batch.X, "masks": masks},
+                {"target": batch.target, "weights": batch.weights},
+            )
 
 
 def batch_indices(n_rows: int, batch_size: int, generator: torch.Generator) -> Sequence[Tensor]:
     """Draw the rows of each batch of an epoch."""
     order = torch.randperm(n_rows, generator=generator, device=generator.device)
     return torch.split(order, batch_size)
-
-
-def as_batch(rows: Rows, masks: Sequence[Tensor]) -> Batch:
-    """Give rows in the form that skorch hands to module and loss."""
-    return {"X": rows.X, "masks": tuple(masks)}, {"target": rows.target, "weights": rows.weights}
 
 
 class HeadNet(NeuralNet):  # type: ignore[misc]

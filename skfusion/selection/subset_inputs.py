@@ -10,7 +10,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.metadata_routing import get_routing_for_object
 
-from ..embed.union import EmbedderUnion
+from ..embed.union import EmbedderUnion, is_kept
 from ..fusion.blocks import EmbeddingBlocks
 from ..fusion.boundaries import find_boundaries, frame_columns
 
@@ -164,11 +164,7 @@ def kept_models(union: EmbedderUnion) -> list[str]:
     list of str
         Names in their order.
     """
-    return [
-        name
-        for name, embedder in union.embedders
-        if not (isinstance(embedder, str) and embedder == "drop")
-    ]
+    return [name for name, embedder in union.embedders if is_kept(embedder)]
 
 
 def keep_models(pipeline: Pipeline, names: Sequence[str]) -> Pipeline:
