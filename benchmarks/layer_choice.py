@@ -1,11 +1,15 @@
 """Measure what choosing a layer without training a head costs, in score and in time.
 
-Of six data sets at most 1,000 training and 500 test rows are embedded by every fetched model, all
-layers. For training sizes of 50, 200 and 1,000 rows (as many as there are) and five draws of them,
-a logistic regression is trained on every layer. The regret of a way to choose a layer is the best
-layer's macro-F1 on the test rows, which no way can know, minus that of the layer it chose from
-the training rows alone. Part of that lead is luck, since the test rows are few: the steady regret
-is to the one layer that is best on average over the draws.
+Of six data sets at most 1,000 training and 1,000 test rows are embedded by every fetched model,
+all layers. For training sizes of 50, 200 and 1,000 rows (as many as there are) and five draws of
+them, a logistic regression is trained on every layer and tested on all rows that were not drawn.
+The regret of a way to choose a layer is the best layer's macro-F1 on the test rows, which no way
+can know, minus that of the layer it chose from the training rows alone. Part of that lead is luck:
+the steady regret is to the one layer that is best on average over the draws, and the row "best on
+average" is what that layer itself has lost to luck, which no way can hope to win.
+
+Vectors and what was trained on them are kept in the user's cache folder, so a run that was stopped
+goes on where it was, and another way to choose is measured in minutes. `--fresh` trains anew.
 
 Seconds are those of scoring all layers against cross-validating the library's own head,
 `FusionMLPClassifier`, on every layer (from one fit, since all would take hours), and against
@@ -14,15 +18,14 @@ Seconds are those of scoring all layers against cross-validating the library's o
 
 from __future__ import annotations
 
-import tempfile
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 from _common import (
     finish,
@@ -42,6 +45,7 @@ from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
 from skfusion import LLMLayerEmbedder
+from skfusion.embed.digests import cache_folder
 from skfusion.neural.classifier import FusionMLPClassifier
 from skfusion.selection.layer_scores import layer_scores
 
@@ -62,7 +66,11 @@ MODELS = {
 }
 SMALL = list(MODELS)[:2]
 N_FOLDS = 5
+CV = "cross-validation"
 DEPTH = 0.6
+
+FOLDER = cache_folder() / "benchmarks"
+MEMORY = joblib.Memory(FOLDER / "layer_choice", verbose=0)
 
 Layers = NDArray[np.float32]  # (n_layers, n_rows, width)
 
@@ -71,10 +79,9 @@ Layers = NDArray[np.float32]  # (n_layers, n_rows, width)
 class Vectors:
     """A data set as one model sees it."""
 
-    train: Layers
+    layers: Layers
     labels: NDArray[Any]
-    test: Layers
-    test_labels: NDArray[Any]
+    n_train: int  # how many rows, the first ones, training rows are drawn from
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,17 @@ class Plan:
     n_test: int
 
 
-def make_plan(quick: bool) -> Plan:
+def make_plan(quick: bool, models: list[str] | None) -> Plan:
     """Choose a size; the larger models take part where they have been fetched before."""
     if quick:
-        return Plan(DATA_SETS[:1], SMALL, [50, 150], 2, 150)
-    models = [name for name in MODELS if name in SMALL or target_folder(name).exists()]
-    return Plan(DATA_SETS, models, [50, 200, 1000], 5, 500)
+        return Plan(DATA_SETS[:1], models or SMALL, [50, 150], 2, 150)
+    fetched = [name for name in MODELS if name in SMALL or target_folder(name).exists()]
+    return Plan(DATA_SETS, models or fetched, [50, 200, 1000], 5, 1000)
 
 
-def embed(data_set: str, model: str, plan: Plan, memory: Path) -> Vectors:
+def embed(data_set: str, model: str, plan: Plan) -> Vectors:
     """Embed a sample of both splits."""
-    parts = []
+    parts, labels = [], []
     for split, n_rows in (("train", max(plan.sizes)), ("test", plan.n_test)):
         rows = read_split(data_set, split).drop_duplicates("text")
         rows = rows.sample(min(n_rows, len(rows)), random_state=0)
@@ -106,14 +113,15 @@ def embed(data_set: str, model: str, plan: Plan, memory: Path) -> Vectors:
             model_path(model),
             pooling=MODELS[model],
             max_length=256,
-            memory=memory,
+            memory=FOLDER,
             store_poolings="requested",
         )
         embedder.fit(rows["text"])
         embedder.set_params(layer=list(range(embedder.n_layers_ + 1)))
         blocks = embedder.fit_transform(rows["text"]).reshape(len(rows), -1, embedder.hidden_size_)
-        parts += [np.ascontiguousarray(blocks.swapaxes(0, 1)), rows["label"].to_numpy()]
-    return Vectors(*parts)
+        parts.append(blocks.swapaxes(0, 1))
+        labels.append(rows["label"].to_numpy())
+    return Vectors(np.concatenate(parts, axis=1), np.concatenate(labels), len(labels[0]))
 
 
 def head() -> Any:
@@ -139,13 +147,6 @@ def by_best(criterion: str) -> Callable[[Layers, NDArray[Any]], int]:
     return lambda X, y: int(np.argmax(layer_scores(X, y, criterion=criterion).scores))
 
 
-def by_cross_validation(X: Layers, y: NDArray[Any]) -> int:
-    """Choose by the head's own predictions of rows left out."""
-    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=0)
-    scores = [f1_score(y, cross_val_predict(head(), x, y, cv=folds), average="macro") for x in X]
-    return int(np.argmax(scores))
-
-
 WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
     "auto": by_ridge,
     "ridge, best": by_best("ridge"),
@@ -153,7 +154,6 @@ WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
     "h_score": by_best("h_score"),
     "variability": by_best("variability"),
     "effective_rank": by_best("effective_rank"),
-    "cross-validation": by_cross_validation,
     "last": lambda X, y: len(X) - 1,
     "60 % depth": lambda X, y: round(DEPTH * (len(X) - 1)),
 }
@@ -169,48 +169,64 @@ def layer_mean(train: Layers, test: Layers) -> tuple[Layers, Layers]:
     return both[0], both[1]
 
 
-# --- measuring -------------------------------------------------------------------------------
+# --- what is trained: slow, and kept -----------------------------------------------------------
 
 
 @dataclass
-class Draw:
-    """What one draw of training rows gives."""
+class Trained:
+    """What classifiers give that were trained on one draw of rows."""
 
     by_layer: NDArray[np.float64]  # the test score of each layer
-    reached: dict[str, float]  # the test score of each way's choice
-    seconds: dict[str, float]
+    mean_layer: float  # the test score of `layer_mean`
+    validated: NDArray[np.float64]  # each layer's score in cross-validation of the training rows
+    seconds: float  # of that cross-validation
 
 
-def run_draw(vectors: Vectors, rows: NDArray[np.intp]) -> Draw:
-    """Train on every layer, and let every way choose one."""
-    X, y = np.ascontiguousarray(vectors.train[:, rows]), vectors.labels[rows]
-    rest = vectors.test_labels
-    scores = [test_score(a, y, b, rest) for a, b in zip(X, vectors.test, strict=True)]
-    reached, seconds = {}, {}
-    for name, choose in WAYS.items():
-        start = time.perf_counter()
-        reached[name] = scores[choose(X, y)]
-        seconds[name] = time.perf_counter() - start
-    train, test = layer_mean(X, vectors.test)
-    reached["layer mean"] = test_score(train, y, test, rest)
-    return Draw(np.array(scores), reached, seconds)
-
-
-def neural_seconds(X: Layers, y: NDArray[Any]) -> float:
-    """Project one fit of the library's head to all folds of all layers."""
-    train = StratifiedKFold(N_FOLDS).split(X[0], y).__next__()[0]
+@MEMORY.cache(ignore=["vectors"])
+def train(
+    data_set: str, model: str, n_rows: tuple[int, int], size: int, seed: int, vectors: Vectors
+) -> Trained:
+    """Train on every layer, for the test and in cross-validation."""
+    X, y, X_rest, y_rest = draw(vectors, size, seed)
+    by_layer = [test_score(a, y, b, y_rest) for a, b in zip(X, X_rest, strict=True)]
+    average, average_rest = layer_mean(X, X_rest)
+    mean_layer = test_score(average, y, average_rest, y_rest)
     start = time.perf_counter()
-    FusionMLPClassifier(random_state=0).fit(X[len(X) // 2][train], y[train])
+    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=0)
+    validated = [
+        f1_score(y, cross_val_predict(head(), x, y, cv=folds), average="macro") for x in X
+    ]
+    seconds = time.perf_counter() - start
+    return Trained(np.array(by_layer), mean_layer, np.array(validated), seconds)
+
+
+@MEMORY.cache(ignore=["vectors"])
+def neural_seconds(
+    data_set: str, model: str, n_rows: tuple[int, int], size: int, vectors: Vectors
+) -> float:
+    """Project one fit of the library's head to all folds of all layers."""
+    X, y, _, _ = draw(vectors, size, 0)
+    rows = next(iter(StratifiedKFold(N_FOLDS).split(X[0], y)))[0]
+    start = time.perf_counter()
+    FusionMLPClassifier(random_state=0).fit(X[len(X) // 2][rows], y[rows])
     return (time.perf_counter() - start) * N_FOLDS * len(X)
 
 
-def draw_rows(labels: NDArray[Any], size: int, seed: int) -> NDArray[np.intp]:
-    """Draw training rows of at least two classes."""
+def draw(
+    vectors: Vectors, size: int, seed: int
+) -> tuple[Layers, NDArray[Any], Layers, NDArray[Any]]:
+    """Draw training rows of at least two classes; all others are test rows."""
     rng = np.random.default_rng(seed)
     while True:
-        rows = rng.permutation(len(labels))[:size]
-        if len(np.unique(labels[rows])) > 1:
-            return rows
+        rows = rng.permutation(vectors.n_train)[:size]
+        if len(np.unique(vectors.labels[rows])) > 1:
+            break
+    rest = np.setdiff1d(np.arange(len(vectors.labels)), rows)
+    layers, labels = vectors.layers, vectors.labels
+    return layers[:, rows], labels[rows], layers[:, rest], labels[rest]
+
+
+# --- measuring -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -222,20 +238,24 @@ class Totals:
     seconds: dict[str, float]
     neural: float = 0.0
 
-    def add(self, vectors: Vectors, size: int, n_draws: int) -> None:
+    def add(self, plan: Plan, data_set: str, model: str, size: int, vectors: Vectors) -> None:
         """Run the draws of one size; the neural head is timed once, and counts as often."""
-        chosen = [draw_rows(vectors.labels, size, seed) for seed in range(n_draws)]
-        draws = [run_draw(vectors, rows) for rows in chosen]
-        by_layer = np.stack([draw.by_layer for draw in draws])
-        steady = int(np.argmax(by_layer.mean(axis=0)))
-        for draw in draws:
-            for way, score in draw.reached.items():
-                self.regrets[way, size].append(100 * (draw.by_layer.max() - score))
-                self.steady[way, size].append(100 * (draw.by_layer[steady] - score))
-            for way, seconds in draw.seconds.items():
-                self.seconds[way] += seconds
-        X, y = vectors.train[:, chosen[0]], vectors.labels[chosen[0]]
-        self.neural += n_draws * neural_seconds(X, y)
+        case = (data_set, model, (max(plan.sizes), plan.n_test), size)
+        trained = [train(*case, seed, vectors) for seed in range(plan.n_draws)]
+        self.neural += plan.n_draws * neural_seconds(*case, vectors)
+        steady = int(np.argmax(np.mean([one.by_layer for one in trained], axis=0)))
+        for seed, one in enumerate(trained):
+            X, y, _, _ = draw(vectors, size, seed)
+            chosen = {CV: int(np.argmax(one.validated)), "best on average": steady}
+            self.seconds[CV] += one.seconds
+            for way, choose in WAYS.items():
+                start = time.perf_counter()
+                chosen[way] = choose(X, y)
+                self.seconds[way] += time.perf_counter() - start
+            scores = {way: one.by_layer[layer] for way, layer in chosen.items()}
+            for way, score in {**scores, "layer mean": one.mean_layer}.items():
+                self.regrets[way, size].append(100 * (one.by_layer.max() - score))
+                self.steady[way, size].append(100 * (one.by_layer[steady] - score))
 
 
 def mean_over(values: dict[tuple[str, int], list[float]], way: str, sizes: list[int]) -> float:
@@ -243,35 +263,42 @@ def mean_over(values: dict[tuple[str, int], list[float]], way: str, sizes: list[
     return float(np.mean([x for size in sizes for x in values[way, size]]))
 
 
-def measure(plan: Plan, memory: Path) -> Totals:
+def measure(plan: Plan) -> Totals:
     """Run everything; a data set with fewer rows than a size is left out of it."""
     totals = Totals(defaultdict(list), defaultdict(list), defaultdict(float))
-    for data_set in plan.data_sets:
-        for model in plan.models:
-            vectors = embed(data_set, model, plan, memory)
+    for model in plan.models:
+        for data_set in plan.data_sets:
+            vectors = embed(data_set, model, plan)
             for size in plan.sizes:
-                if size <= len(vectors.labels):
-                    totals.add(vectors, size, plan.n_draws)
+                if size <= vectors.n_train:
+                    totals.add(plan, data_set, model, size, vectors)
     return totals
+
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="only these")
+    parser.add_argument("--fresh", action="store_true", help="train what was trained before")
 
 
 def main() -> None:
     """Print the table and write the figures."""
-    args = parse_arguments(str(__doc__), lambda parser: None)
+    args = parse_arguments(str(__doc__), add_options)
     print(machine_line())
     silence()
-    plan = make_plan(args.quick)
-    with tempfile.TemporaryDirectory() as memory, warnings.catch_warnings():
+    plan = make_plan(args.quick, args.models)
+    if args.fresh:
+        MEMORY.clear(warn=False)
+    with warnings.catch_warnings():
         # Draws of 50 rows have classes of fewer members than folds.
         warnings.filterwarnings(
             "ignore", message="The least populated class", category=UserWarning
         )
-        totals = measure(plan, Path(memory))
+        totals = measure(plan)
     rows = []
     for way in dict.fromkeys(way for way, _ in totals.regrets):
         by_size = [mean_over(totals.regrets, way, [size]) for size in plan.sizes]
         both = [mean_over(part, way, plan.sizes) for part in (totals.regrets, totals.steady)]
-        spent = f"{totals.seconds[way]:.2f}" if way in WAYS else "-"
+        spent = f"{totals.seconds[way]:.1f}" if way in totals.seconds else "-"
         rows.append([way, *(f"{value:.2f}" for value in (*by_size, *both)), spent])
     header = ["chosen by", *(f"{size} rows" for size in plan.sizes), "all", "steady", "seconds"]
     print_table("regret in points of macro-F1", header, rows)
@@ -279,14 +306,19 @@ def main() -> None:
     figures = {
         **{
             f"regret_{name}_pp": mean_over(totals.regrets, way, plan.sizes)
-            for name, way in (("auto", "auto"), ("last", "last"), ("cv", "cross-validation"))
+            for name, way in (
+                ("auto", "auto"),
+                ("last", "last"),
+                ("cv", CV),
+                ("luck", "best on average"),
+            )
         },
         **{
             f"steady_regret_{way}_pp": mean_over(totals.steady, way, plan.sizes)
             for way in ("auto", "last")
         },
         "auto_time_share": auto / totals.neural,
-        "auto_time_share_logistic": auto / totals.seconds["cross-validation"],
+        "auto_time_share_logistic": auto / totals.seconds[CV],
     }
     finish(figures, args.json)
 
