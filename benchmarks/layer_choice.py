@@ -1,8 +1,8 @@
 """Measure what choosing a layer without training a head costs, in score and in time.
 
-Of six data sets at most 1,000 training and 1,000 test rows are embedded by every fetched model,
-all layers. For training sizes of 50, 200 and 1,000 rows (as many as there are) and five draws of
-them, a logistic regression is trained on every layer and tested on all rows that were not drawn.
+Of six data sets at most 1,000 rows of the training and 1,000 of the test split are embedded by
+every fetched model, all layers. Of all these, 50, 200 or 1,000 are drawn for training, five times
+each, and a logistic regression is trained on every layer and tested on the rows not drawn.
 The regret of a way to choose a layer is the best layer's macro-F1 on the test rows, which no way
 can know, minus that of the layer it chose from the training rows alone. Part of that lead is luck:
 the steady regret is to the one layer that is best on average over the draws, and the row "best on
@@ -66,6 +66,7 @@ MODELS = {
 }
 SMALL = list(MODELS)[:2]
 N_FOLDS = 5
+LEAST_TEST_ROWS = 100
 CV = "cross-validation"
 DEPTH = 0.6
 
@@ -81,7 +82,6 @@ class Vectors:
 
     layers: Layers
     labels: NDArray[Any]
-    n_train: int  # how many rows, the first ones, training rows are drawn from
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Plan:
     models: list[str]
     sizes: list[int]
     n_draws: int
-    n_test: int
+    n_rows: int  # the most of a split
 
 
 def make_plan(quick: bool, models: list[str] | None) -> Plan:
     """Choose a size; the larger models take part where they have been fetched before."""
     if quick:
-        return Plan(DATA_SETS[:1], models or SMALL, [50, 150], 2, 150)
+        return Plan(DATA_SETS[:1], models or SMALL, [50, 150], 2, 200)
     fetched = [name for name in MODELS if name in SMALL or target_folder(name).exists()]
     return Plan(DATA_SETS, models or fetched, [50, 200, 1000], 5, 1000)
 
@@ -106,9 +106,9 @@ def make_plan(quick: bool, models: list[str] | None) -> Plan:
 def embed(data_set: str, model: str, plan: Plan) -> Vectors:
     """Embed a sample of both splits."""
     parts, labels = [], []
-    for split, n_rows in (("train", max(plan.sizes)), ("test", plan.n_test)):
+    for split in ("train", "test"):
         rows = read_split(data_set, split).drop_duplicates("text")
-        rows = rows.sample(min(n_rows, len(rows)), random_state=0)
+        rows = rows.sample(min(plan.n_rows, len(rows)), random_state=0)
         embedder = LLMLayerEmbedder(
             model_path(model),
             pooling=MODELS[model],
@@ -121,7 +121,7 @@ def embed(data_set: str, model: str, plan: Plan) -> Vectors:
         blocks = embedder.fit_transform(rows["text"]).reshape(len(rows), -1, embedder.hidden_size_)
         parts.append(blocks.swapaxes(0, 1))
         labels.append(rows["label"].to_numpy())
-    return Vectors(np.concatenate(parts, axis=1), np.concatenate(labels), len(labels[0]))
+    return Vectors(np.concatenate(parts, axis=1), np.concatenate(labels))
 
 
 def head() -> Any:
@@ -136,10 +136,16 @@ def test_score(X: Layers, y: NDArray[Any], X_test: Layers, y_test: NDArray[Any])
 # --- ways to choose --------------------------------------------------------------------------
 
 
-def by_ridge(X: Layers, y: NDArray[Any]) -> int:
+def by_default(X: Layers, y: NDArray[Any]) -> int:
     """Choose as ``layer="auto"`` does."""
     found = layer_scores(X, y)
     return found.names.index(found.shallowest(range(len(X))))
+
+
+def by_one_standard_error(X: Layers, y: NDArray[Any]) -> int:
+    """Choose the shallowest layer whose leave-one-out log-loss is within one of the best."""
+    found = layer_scores(X, y, criterion="ridge")
+    return int(np.argmax(found.scores >= found.scores.max() - found.standard_errors))
 
 
 def by_best(criterion: str) -> Callable[[Layers, NDArray[Any]], int]:
@@ -148,9 +154,10 @@ def by_best(criterion: str) -> Callable[[Layers, NDArray[Any]], int]:
 
 
 WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
-    "auto": by_ridge,
-    "ridge, best": by_best("ridge"),
+    "auto": by_default,
     "logme": by_best("logme"),
+    "ridge": by_best("ridge"),
+    "ridge, one s.e.": by_one_standard_error,
     "h_score": by_best("h_score"),
     "variability": by_best("variability"),
     "effective_rank": by_best("effective_rank"),
@@ -184,7 +191,7 @@ class Trained:
 
 @MEMORY.cache(ignore=["vectors"])
 def train(
-    data_set: str, model: str, n_rows: tuple[int, int], size: int, seed: int, vectors: Vectors
+    data_set: str, model: str, n_rows: int, size: int, seed: int, vectors: Vectors
 ) -> Trained:
     """Train on every layer, for the test and in cross-validation."""
     X, y, X_rest, y_rest = draw(vectors, size, seed)
@@ -201,9 +208,7 @@ def train(
 
 
 @MEMORY.cache(ignore=["vectors"])
-def neural_seconds(
-    data_set: str, model: str, n_rows: tuple[int, int], size: int, vectors: Vectors
-) -> float:
+def neural_seconds(data_set: str, model: str, n_rows: int, size: int, vectors: Vectors) -> float:
     """Project one fit of the library's head to all folds of all layers."""
     X, y, _, _ = draw(vectors, size, 0)
     rows = next(iter(StratifiedKFold(N_FOLDS).split(X[0], y)))[0]
@@ -218,7 +223,7 @@ def draw(
     """Draw training rows of at least two classes; all others are test rows."""
     rng = np.random.default_rng(seed)
     while True:
-        rows = rng.permutation(vectors.n_train)[:size]
+        rows = rng.permutation(len(vectors.labels))[:size]
         if len(np.unique(vectors.labels[rows])) > 1:
             break
     rest = np.setdiff1d(np.arange(len(vectors.labels)), rows)
@@ -240,7 +245,7 @@ class Totals:
 
     def add(self, plan: Plan, data_set: str, model: str, size: int, vectors: Vectors) -> None:
         """Run the draws of one size; the neural head is timed once, and counts as often."""
-        case = (data_set, model, (max(plan.sizes), plan.n_test), size)
+        case = (data_set, model, plan.n_rows, size)
         trained = [train(*case, seed, vectors) for seed in range(plan.n_draws)]
         self.neural += plan.n_draws * neural_seconds(*case, vectors)
         steady = int(np.argmax(np.mean([one.by_layer for one in trained], axis=0)))
@@ -264,13 +269,13 @@ def mean_over(values: dict[tuple[str, int], list[float]], way: str, sizes: list[
 
 
 def measure(plan: Plan) -> Totals:
-    """Run everything; a data set with fewer rows than a size is left out of it."""
+    """Run everything; a data set takes part in the sizes that leave rows to test on."""
     totals = Totals(defaultdict(list), defaultdict(list), defaultdict(float))
     for model in plan.models:
         for data_set in plan.data_sets:
             vectors = embed(data_set, model, plan)
             for size in plan.sizes:
-                if size <= vectors.n_train:
+                if size <= len(vectors.labels) - LEAST_TEST_ROWS:
                     totals.add(plan, data_set, model, size, vectors)
     return totals
 

@@ -3,10 +3,10 @@
 The layer chooses itself
 ========================
 
-``LLMLayerEmbedder(model, layer="auto")`` chooses a layer in `fit`. It predicts every training row
-by a ridge regression that was fitted without it, which needs one decomposition a layer instead of
-a classifier a fold. From the best layer it goes on to shallower ones as long as they are within
-one standard error, since they cost less to compute.
+``LLMLayerEmbedder(model, layer="auto")`` chooses a layer in `fit`. It asks how likely a Bayesian
+linear model of the layer finds the training labels (LogME), which needs one decomposition a layer
+instead of a classifier a fold. From the best layer it goes on to shallower ones as long as they
+are as good, since they cost less to compute.
 
 The picture shows these scores beside what takes far longer: the cross-validated macro-F1 of the
 real classifier on every layer. Since the choice is made inside `fit`, the last line of the output
@@ -64,15 +64,13 @@ def cross_validate_layers(
 
 
 def draw(auto: LLMLayerEmbedder, layers: Sequence[int], scores: list[float]) -> Figure:
-    """Draw both scores by layer, with the choice and the standard errors behind it."""
+    """Draw both scores by layer, with the choice."""
     found = np.array(list(auto.layer_scores_.values()))
-    errors = np.array(list(auto.layer_errors_.values()))
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axis = figure.subplots()
-    axis.fill_between(range(len(found)), found - errors, found + errors, alpha=0.2, linewidth=0)
     axis.plot(found, marker="o", markersize=4, label="score behind the choice (left)")
     axis.axvline(auto.layer_, color="black", linestyle=":", label=f"chosen: layer {auto.layer_}")
-    axis.set(xlabel="layer of SmolLM2-135M", ylabel="minus leave-one-out log-loss")
+    axis.set(xlabel="layer of SmolLM2-135M", ylabel="log evidence a row, in nats")
     other = axis.twinx()
     other.plot(layers, scores, "s--", color="C1", markersize=4, label="cross-validation (right)")
     other.set_ylabel("macro-F1 of the real classifier")

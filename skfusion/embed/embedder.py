@@ -68,19 +68,20 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
         ``round(f * L)``. A list gives one block of columns a layer. "auto" chooses one in `fit`,
-        from the training rows alone: the best by `layer_criterion`, or a shallower one within
-        one standard error of it (`LayerScores.shallowest`). "mean" is the mean over layers, each
-        standardised by the training rows. Both look at the layers in `store_layers` where that
-        is a list, and at all otherwise.
+        from the training rows alone: the best by `layer_criterion`, or a shallower one that is
+        as good (`LayerScores.shallowest`). "mean" is the mean over layers, each standardised by
+        the training rows. Both look at the layers in `store_layers` where that is a list, and at
+        all otherwise.
     pooling : str, list of str or "auto", default="mean"
         How a text's token states become one vector, over its real tokens: "mean", "last",
         "first", "max", "weighted_mean" (weights 1 to T) or "mean_no_first" (without the first
         token, an attention sink in decoder models). A list gives one block each. "auto" chooses
         one in `fit`, together with the layer or for a single layer, of those in `store_poolings`
         where that is a list.
-    layer_criterion : str, default="ridge"
-        What "auto" goes by: "ridge" (leave-one-out log-loss of ridge classification), "logme",
-        "h_score", "variability" or, without labels, "effective_rank"; see `layer_scores`.
+    layer_criterion : str, default="logme"
+        What "auto" goes by: "logme" (exact log evidence of a linear model), "ridge"
+        (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
+        labels, "effective_rank"; see `layer_scores`.
     max_length : int or None, default=None
         Most tokens of a text, the special ones counted. None takes the smaller of the
         tokenizer's and the model's limit.
@@ -155,8 +156,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     Notes
     -----
     "auto" sees the rows that `fit` sees and nothing else, so that cross-validation of a pipeline
-    stays honest. The rule of one standard error (Breiman et al. 1984) takes the shallower of
-    neighbouring layers that the rows cannot tell apart: it costs less to compute.
+    stays honest. "logme" is the default since it errs least with few rows, less than
+    cross-validation of a classifier (`benchmarks/layer_choice.py`).
 
     References
     ----------
@@ -215,7 +216,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         *,
         layer: int | float | list[int | float] | str = -1,
         pooling: str | list[str] = "mean",
-        layer_criterion: str = "ridge",
+        layer_criterion: str = "logme",
         max_length: int | None = None,
         prompt: str | None = None,
         device: str | torch.device | None = None,

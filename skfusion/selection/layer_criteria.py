@@ -30,12 +30,15 @@ class Criterion:
         ``of(features, targets)`` gives the score, higher is better, or the loss of each row.
     by_row : bool, default=False
         Whether it gives losses of rows: then scores have standard errors and rows weights.
+    in_nats : bool, default=False
+        Whether a score is a log-likelihood a row, of which small differences can be called small.
     needs : tuple of str, default=("classes", "labels", "numbers")
         The kinds of targets that it takes; empty where it takes none.
     """
 
     of: Callable[[Features, Any], Any]
     by_row: bool = False
+    in_nats: bool = False
     needs: tuple[str, ...] = ("classes", "labels", "numbers")
 
 
@@ -85,8 +88,8 @@ def effective_rank(features: Features, targets: None) -> float:
 
 #: Every criterion by the name that `criterion` takes.
 CRITERIA: dict[str, Criterion] = {
-    "ridge": Criterion(ridge_losses, by_row=True),
-    "logme": Criterion(logme),
+    "logme": Criterion(logme, in_nats=True),
+    "ridge": Criterion(ridge_losses, by_row=True, in_nats=True),
     "h_score": Criterion(h_score, needs=("classes",)),
     "variability": Criterion(variability, needs=("classes",)),
     "effective_rank": Criterion(effective_rank, needs=()),

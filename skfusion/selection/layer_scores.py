@@ -17,6 +17,9 @@ from .layer_targets import LayerTargets, read_layer_targets
 
 Floats = NDArray[np.float64]
 
+#: How far behind the best a shallower layer may be, in nats a row: a hundredth of a bit.
+TOLERANCE = 0.01 * float(np.log(2))
+
 
 @dataclass(frozen=True, eq=False)
 class LayerScores:
@@ -29,7 +32,8 @@ class LayerScores:
     names : tuple of str
         The layers.
     scores : ndarray of float64, shape (n_layers,)
-        Of "ridge", minus the mean log-loss of rows that were left out.
+        Of "logme", mean log evidence a row and target. Of "ridge", minus the mean log-loss of rows
+        that were left out. Both are in nats.
     standard_errors : ndarray of float64, shape (n_layers,), or None
         Of each score's difference to the best, from the rows' own differences. None where the
         criterion does not speak of rows.
@@ -40,8 +44,8 @@ class LayerScores:
     --------
     >>> import numpy as np
     >>> from skfusion.selection.layer_scores import LayerScores
-    >>> scores = np.array([-0.6, -0.52, -0.5])
-    >>> found = LayerScores("ridge", ("a", "b", "c"), scores, np.array([0.02, 0.03, 0.0]), None)
+    >>> scores = np.array([-0.6, -0.505, -0.5])
+    >>> found = LayerScores("logme", ("a", "b", "c"), scores, None, None)
     >>> found.best, found.shallowest([1, 2, 3])
     ('c', 'b')
     """
@@ -58,12 +62,14 @@ class LayerScores:
         return self.names[int(np.argmax(self.scores))]
 
     def shallowest(self, depths: Sequence[int]) -> str:
-        """Follow the best layer toward the shallower ones, within one standard error of it.
+        """Follow the best layer toward the shallower ones, as long as they are as good.
 
-        The rule of one standard error (Breiman et al. 1984), kept to the plateau on which the
-        best layer lies: it ends before a stretch of more than a tenth of the depths at which no
-        layer is near enough. With few rows nearly all layers are near the best, and shallow ones
-        from behind a long worse stretch would be taken by luck.
+        As good is what lies within a hundredth of a bit a row of the best, by the criteria that
+        are in nats; by others, what scores the same. A shallower layer costs less to compute. The
+        way ends before a stretch of more than a tenth of the depths at which no layer is as good.
+
+        The rule of one standard error (Breiman et al. 1984) is not used: with few rows nearly all
+        layers are within one. `benchmarks/layer_choice.py` has what that costs.
 
         Parameters
         ----------
@@ -75,8 +81,8 @@ class LayerScores:
         str
             The name of the last layer on the way.
         """
-        errors = 0.0 if self.standard_errors is None else self.standard_errors
-        near = self.scores >= self.scores.max() - errors
+        margin = TOLERANCE if CRITERIA[self.criterion].in_nats else 0.0
+        near = self.scores >= self.scores.max() - margin
         chosen, passed = int(np.argmax(self.scores)), 0
         for depth in sorted({d for d in depths if d < depths[chosen]}, reverse=True):
             there = [i for i, d in enumerate(depths) if d == depth and near[i]]
@@ -91,7 +97,7 @@ def layer_scores(
     blocks: EmbeddingBlocks | Mapping[str, Any] | NDArray[Any],
     y: Any = None,
     *,
-    criterion: str = "ridge",
+    criterion: str = "logme",
     class_weight: Mapping[Any, float] | str | None = None,
     sample_weight: Any = None,
 ) -> LayerScores:
@@ -107,11 +113,12 @@ def layer_scores(
         widened. Layers of an array are named "layer0", "layer1" and so on.
     y : array-like of shape (n_samples,) or (n_samples, n_outputs), or None, default=None
         Classes, a label indicator matrix or, for "ridge" and "logme", numbers.
-    criterion : str, default="ridge"
-        "ridge": leave-one-out log-loss of ridge classification, in closed form, at the layer's
-        own best penalty. "logme": exact log evidence of a linear model. "h_score": the shrunk
-        H-score. "variability": variance between classes over variance within. "effective_rank":
-        how many directions are in use, which takes no y.
+    criterion : str, default="logme"
+        "logme": exact log evidence of a linear model, which of all chooses best where rows are
+        few. "ridge": leave-one-out log-loss of ridge classification, in closed form, at the
+        layer's own best penalty. "h_score": the shrunk H-score. "variability": variance between
+        classes over variance within. "effective_rank": how many directions are in use, which
+        takes no y.
     class_weight : dict, "balanced" or None, default=None
         As in `LogisticRegression`; for "ridge".
     sample_weight : array-like of shape (n_samples,) or None, default=None
@@ -152,7 +159,8 @@ def layer_scores(
     >>> found = layer_scores({"first": noise, "second": signal}, y)
     >>> found.best
     'second'
-    >>> dict(zip(found.names, found.scores.round(2).tolist(), strict=True))
+    >>> losses = layer_scores({"first": noise, "second": signal}, y, criterion="ridge")
+    >>> dict(zip(losses.names, losses.scores.round(2).tolist(), strict=True))
     {'first': -0.69, 'second': -0.54}
     >>> layer_scores(np.stack([noise, noise[:, [0] * 4]]), criterion="effective_rank").best
     'layer0'

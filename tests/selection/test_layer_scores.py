@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import optimize, sparse, stats
@@ -16,6 +18,7 @@ from skfusion.selection.layer_scores import LayerScores, layer_scores
 from skfusion.selection.layer_targets import read_layer_targets
 from skfusion.selection.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
 
+ridge_scores = partial(layer_scores, criterion="ridge")
 SHAPES = [(12, 30), (30, 5), (20, 20)]
 
 
@@ -73,15 +76,15 @@ def test_losses_are_those_of_the_best_penalty_and_temperature():
 def test_a_layer_without_information_scores_the_entropy_of_the_classes(rng):
     y = np.repeat([0, 1, 1, 1], 20)
     layers = {"constant": np.ones((80, 3)), "noise": rng.normal(size=(80, 3))}
-    found = layer_scores(layers, y)
+    found = ridge_scores(layers, y)
     entropy = stats.entropy([0.25, 0.75])
     np.testing.assert_allclose(found.scores, -entropy, atol=0.01)
-    assert found.shallowest([0, 1]) == "constant"
+    assert layer_scores(layers, y).shallowest([0, 1]) == "constant"
 
 
 def test_a_perfect_layer_scores_nearly_zero():
     y = np.tile([0, 1], 30)
-    assert -0.001 < layer_scores({"copy": y[:, None].astype(float)}, y).scores[0] <= 0
+    assert -0.001 < ridge_scores({"copy": y[:, None].astype(float)}, y).scores[0] <= 0
 
 
 def test_numbers_have_gaussian_losses(rng):
@@ -90,18 +93,18 @@ def test_numbers_have_gaussian_losses(rng):
     tried = [brute_force(X, y[:, None], np.ones(20), p * 3) for p in RELATIVE_PENALTIES]
     errors = y - min((s[:, 0] for s in tried), key=lambda s: ((s - y) ** 2).sum())
     expected = stats.norm(scale=np.sqrt((errors**2).mean())).logpdf(errors)
-    np.testing.assert_allclose(layer_scores({"X": X}, y).row_losses[:, 0], -expected, atol=1e-8)
+    np.testing.assert_allclose(ridge_scores({"X": X}, y).row_losses[:, 0], -expected, atol=1e-8)
 
 
 def test_labels_are_so_many_problems_of_two_classes(rng):
     X = rng.normal(size=(40, 4))
     one = (X[:, 0] > 0).astype(int)
     both = np.column_stack([one, one])
-    double = layer_scores({"X": X}, both).row_losses
+    double = ridge_scores({"X": X}, both).row_losses
     np.testing.assert_array_equal(
-        layer_scores({"X": X}, sparse.csr_array(both)).row_losses, double
+        ridge_scores({"X": X}, sparse.csr_array(both)).row_losses, double
     )
-    np.testing.assert_allclose(double, 2 * layer_scores({"X": X}, one).row_losses, atol=1e-6)
+    np.testing.assert_allclose(double, 2 * ridge_scores({"X": X}, one).row_losses, atol=1e-6)
 
 
 def test_weights(rng):
@@ -109,22 +112,22 @@ def test_weights(rng):
     y = (X[:, 0] + rng.normal(size=40) > 0.8).astype(int)
     kept = rng.random(40) < 0.7
     by_hand = np.where(y == 1, 40 / (2 * y.sum()), 40 / (2 * (1 - y).sum()))
-    balanced = layer_scores({"X": X}, y, class_weight="balanced")
+    balanced = ridge_scores({"X": X}, y, class_weight="balanced")
     np.testing.assert_allclose(
-        balanced.scores, layer_scores({"X": X}, y, sample_weight=by_hand).scores
+        balanced.scores, ridge_scores({"X": X}, y, sample_weight=by_hand).scores
     )
     np.testing.assert_allclose(
-        balanced.scores, layer_scores({"X": X}, y, sample_weight=7 * by_hand).scores
+        balanced.scores, ridge_scores({"X": X}, y, sample_weight=7 * by_hand).scores
     )
-    without = layer_scores({"X": X}, y, sample_weight=kept.astype(float))
-    np.testing.assert_allclose(without.scores, layer_scores({"X": X[kept]}, y[kept]).scores)
+    without = ridge_scores({"X": X}, y, sample_weight=kept.astype(float))
+    np.testing.assert_allclose(without.scores, ridge_scores({"X": X[kept]}, y[kept]).scores)
     assert without.row_losses.shape == (kept.sum(), 1)
 
 
 def test_standard_errors_are_those_of_paired_differences():
     layers = [problem(50, 4)[0], np.random.default_rng(1).normal(size=(50, 4))]
     y = problem(50, 4)[1]
-    found = layer_scores(np.stack(layers), y)
+    found = ridge_scores(np.stack(layers), y)
     difference = found.row_losses[:, 1] - found.row_losses[:, 0]
     assert found.scores[0] - found.scores[1] == pytest.approx(difference.mean())
     assert found.standard_errors.tolist() == [0.0, pytest.approx(stats.sem(difference))]
@@ -133,7 +136,7 @@ def test_standard_errors_are_those_of_paired_differences():
 def test_a_row_that_outweighs_all_others(rng):
     X = rng.normal(size=(60, 5)).astype(np.float32)
     X[0] *= 1e6
-    found = layer_scores({"X": X}, np.arange(60) % 2)
+    found = ridge_scores({"X": X}, np.arange(60) % 2)
     assert np.isfinite(found.row_losses).all()
 
 
@@ -237,24 +240,30 @@ def test_float32_is_exact_enough_and_scale_does_not_matter(criterion, n, d):
 
 @pytest.mark.parametrize(("stretch", "chosen"), [(2, "layer5"), (3, "layer9")])
 def test_a_worse_stretch_of_a_tenth_of_the_depths_is_passed_over(stretch, chosen):
-    """Of 20 layers the ninth is best and the fifth near; those between are not."""
+    """Of 20 layers the ninth is best and the fifth as good; those between are not."""
     scores = np.full(20, -9.0)
-    scores[9], scores[5] = -1.0, -1.1
-    scores[6 + stretch : 9] = -1.1
+    scores[9], scores[5] = -1.0, -1.005
+    scores[6 + stretch : 9] = -1.005
     names = tuple(f"layer{i}" for i in range(20))
-    found = LayerScores("ridge", names, scores, np.full(20, 0.2), None)
+    found = LayerScores("logme", names, scores, None, None)
     assert found.shallowest(range(20)) == chosen
 
 
 def test_shallowest_by_hand():
-    scores = np.array([-0.7, -0.51, -0.6, -0.52, -0.5, -0.51])
-    errors = np.array([0.05, 0.02, 0.05, 0.03, 0.0, 0.03])
-    found = LayerScores("ridge", tuple("abcdef"), scores, errors, None)
+    scores = np.array([-0.7, -0.505, -0.6, -0.506, -0.5, -0.505])
+    found = LayerScores("logme", tuple("abcdef"), scores, None, None)
     assert found.best == "e"
-    assert found.shallowest(range(6)) == "d"  # "b" is near too, but lies behind "c"
+    assert found.shallowest(range(6)) == "d"  # "b" is as good too, but lies behind "c"
     assert found.shallowest([0, 1, 2, 1, 2, 0]) == "f"  # of "b" and "d" to it, and of "a" and "f"
-    without = LayerScores("logme", tuple("abcdef"), scores, None, None)
-    assert without.shallowest(range(6)) == "e"
+    unitless = LayerScores("h_score", tuple("abcdef"), scores, None, None)
+    assert unitless.shallowest(range(6)) == "e"
+
+
+def test_a_hundredth_of_a_bit_is_a_likelihood_ratio_of_a_row():
+    """Of 100 rows a layer may be less likely by a factor of two, and no more."""
+    for gap, chosen in ((0.99, "a"), (1.01, "b")):
+        scores = np.array([-0.5 - gap * np.log(2) / 100, -0.5])
+        assert LayerScores("logme", ("a", "b"), scores, None, None).shallowest([0, 1]) == chosen
 
 
 def test_arguments_are_left_alone_and_no_random_number_is_drawn():
@@ -266,17 +275,22 @@ def test_arguments_are_left_alone_and_no_random_number_is_drawn():
     np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
 
 
+RIDGE = {"criterion": "ridge"}
 WRONG = [
     ({"y": None}, ValueError, "requires y .*effective_rank"),
-    ({"criterion": "best"}, ValueError, "criterion='best' must be one of ridge, logme"),
+    ({"criterion": "best"}, ValueError, "criterion='best' must be one of logme, ridge"),
     ({"y": ["a"] * 9}, ValueError, "one class|1 class: .*'a'"),
     ({"y": ["a", "b"]}, ValueError, "inconsistent numbers"),
     ({"y": [np.nan] * 9}, ValueError, "NaN"),
     ({"y": np.linspace(0, 1, 9), "criterion": "h_score"}, ValueError, "classes, .*numbers"),
-    ({"y": np.linspace(0, 1, 9), "class_weight": "balanced"}, ValueError, "needs classes"),
-    ({"criterion": "logme", "sample_weight": np.ones(9)}, ValueError, "takes no class_weight"),
-    ({"sample_weight": -np.ones(9)}, ValueError, "[Nn]egative"),
-    ({"sample_weight": np.eye(9)[0]}, ValueError, "n_samples=1"),
+    (
+        {"y": np.linspace(0, 1, 9), **RIDGE, "class_weight": "balanced"},
+        ValueError,
+        "needs classes",
+    ),
+    ({"sample_weight": np.ones(9)}, ValueError, "takes no class_weight.*'ridge' does"),
+    ({**RIDGE, "sample_weight": -np.ones(9)}, ValueError, "[Nn]egative"),
+    ({**RIDGE, "sample_weight": np.eye(9)[0]}, ValueError, "n_samples=1"),
     ({"y": np.array([[0, 1, 2]] * 9)}, ValueError, "multiclass-multioutput"),
     ({"blocks": np.ones((9, 2))}, TypeError, r"n_layers, n_samples"),
     ({"blocks": {}}, ValueError, "one at least"),
