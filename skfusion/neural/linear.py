@@ -36,20 +36,17 @@ class Basis:
     """Rows as coordinates along their singular vectors.
 
     ``rows`` is (N, r); the weighted mean of their products is the diagonal matrix of
-    ``variances`` (r,); ``vectors`` (width, r) and ``mean`` (width,) lead back.
+    ``variances`` (r,).
     """
 
     rows: Tensor
     variances: Tensor
-    vectors: Tensor
-    mean: Tensor
 
 
 def to_basis(X: Tensor, weights: Tensor) -> Basis:
     """Turn rows (N, width) with weights (N,) of mean 1 into coordinates."""
     n, width = X.shape
-    mean = weights @ X / n
-    rows = X - mean
+    rows = X - weights @ X / n
     # Eigenvectors of the smaller of the two Gram matrices, in double precision: its condition is
     # that of the rows squared.
     scaled = (rows * (weights / n).sqrt()[:, None]).double()
@@ -62,8 +59,7 @@ def to_basis(X: Tensor, weights: Tensor) -> Basis:
         values, vectors = torch.linalg.eigh(scaled.T @ scaled)
         keep = values > values[-1] * 1e-9
         values, vectors = values[keep], vectors[:, keep]
-    vectors = vectors.to(X)
-    return Basis(rows @ vectors, values.to(X), vectors, mean)
+    return Basis(rows @ vectors.to(X), values.to(X))
 
 
 def level_of_fit(rows: Rows, loss: Loss, generator: torch.Generator) -> float:
