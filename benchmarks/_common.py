@@ -26,11 +26,15 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from skfusion import TruncationWarning
+from skfusion.embed.digests import cache_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
 from small_models import fetch  # noqa: E402 - a script beside the examples, not a package
+
+#: What benchmarks keep from run to run.
+KEPT = cache_folder() / "benchmarks"
 
 # --- inputs ----------------------------------------------------------------------------------
 
@@ -44,6 +48,12 @@ def read_split(name: str, split: str = "train") -> pd.DataFrame:
             f"There is no {path}. Set SKFUSION_DATA to the folder that holds {name}/{split}.csv.gz"
         )
     return pd.read_csv(path, keep_default_na=False)
+
+
+def read_sample(name: str, n_rows: int, split: str = "train") -> pd.DataFrame:
+    """Draw at most so many rows of a split, no text twice."""
+    rows = read_split(name, split).drop_duplicates("text")
+    return rows.sample(min(n_rows, len(rows)), random_state=0)
 
 
 def model_path(name: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from _common import (
+    KEPT,
     finish,
     machine_line,
     model_path,
@@ -44,7 +45,6 @@ from skfusion import (
     LLMLayerEmbedder,
     fit_many,
 )
-from skfusion.embed.digests import cache_folder
 
 MEASURES = ["accuracy", "macro-F1"]
 QUICK_OPERATORS = [PAPER_OPERATORS[0], PAPER_OPERATORS[1], PAPER_OPERATORS[7]]
@@ -84,7 +84,7 @@ def embed(
         model_path(model),
         layer=depths,
         pooling=pooling,
-        memory=cache_folder() / "benchmarks",
+        memory=KEPT,
         store_layers="requested",
     )
     vectors = embedder.fit_transform(texts)

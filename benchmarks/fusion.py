@@ -25,7 +25,7 @@ from _common import (
     model_path,
     parse_arguments,
     print_table,
-    read_split,
+    read_sample,
     silence,
 )
 from numpy.typing import NDArray
@@ -86,8 +86,7 @@ def fetched_models() -> list[str]:
 
 def embed(name: str, n_rows: int, models: list[str], memory: Path) -> Vectors:
     """Take a sample without classes that are too rare to be split, and embed it."""
-    rows = read_split(name).drop_duplicates("text")
-    rows = rows.sample(min(n_rows, len(rows)), random_state=0)
+    rows = read_sample(name, n_rows)
     rows = rows[rows.groupby("label")["label"].transform("size") >= 8]
     layers: dict[str, dict[int, NDArray[np.float32]]] = {}
     for model in models:

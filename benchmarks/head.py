@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from _common import (
+    KEPT,
     finish,
     machine_line,
     model_path,
     parse_arguments,
     print_table,
-    read_split,
+    read_sample,
     silence,
     threads,
 )
@@ -50,7 +51,6 @@ from skfusion import (
     LLMLayerEmbedder,
     fit_many,
 )
-from skfusion.embed.digests import cache_folder
 
 DATA_SETS = [
     "legalbench_canada_tax_court_outcomes",
@@ -124,8 +124,7 @@ def contenders() -> dict[str, Any]:
 
 def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
     """Give the vectors of a data set, kept in the user's cache folder, and its labels."""
-    rows = read_split(name).drop_duplicates("text")
-    rows = rows.sample(min(n_rows, len(rows)), random_state=0)
+    rows = read_sample(name, n_rows)
     union = EmbedderUnion(
         [
             (
@@ -134,7 +133,7 @@ def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
             )
             for model in MODELS
         ],
-        memory=cache_folder() / "benchmarks",
+        memory=KEPT,
     )
     return union.fit_transform(rows["text"]), rows["label"].to_numpy()
 

@@ -28,12 +28,13 @@ from typing import Any
 import joblib
 import numpy as np
 from _common import (
+    KEPT,
     finish,
     machine_line,
     model_path,
     parse_arguments,
     print_table,
-    read_split,
+    read_sample,
     silence,
 )
 from numpy.typing import NDArray
@@ -45,7 +46,6 @@ from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
 from skfusion import LLMLayerEmbedder
-from skfusion.embed.digests import cache_folder
 from skfusion.neural.classifier import FusionMLPClassifier
 from skfusion.selection.layer_scores import layer_scores
 
@@ -70,8 +70,7 @@ LEAST_TEST_ROWS = 100
 CV = "cross-validation"
 DEPTH = 0.6
 
-FOLDER = cache_folder() / "benchmarks"
-MEMORY = joblib.Memory(FOLDER / "layer_choice", verbose=0)
+MEMORY = joblib.Memory(KEPT / "layer_choice", verbose=0)
 
 Layers = NDArray[np.float32]  # (n_layers, n_rows, width)
 
@@ -107,13 +106,12 @@ def embed(data_set: str, model: str, plan: Plan) -> Vectors:
     """Embed a sample of both splits."""
     parts, labels = [], []
     for split in ("train", "test"):
-        rows = read_split(data_set, split).drop_duplicates("text")
-        rows = rows.sample(min(plan.n_rows, len(rows)), random_state=0)
+        rows = read_sample(data_set, plan.n_rows, split)
         embedder = LLMLayerEmbedder(
             model_path(model),
             pooling=MODELS[model],
             max_length=256,
-            memory=FOLDER,
+            memory=KEPT,
             store_poolings="requested",
         )
         embedder.fit(rows["text"])

@@ -81,6 +81,7 @@ def test_a_basis_is_the_rows_turned(width):
     weights = torch.from_numpy(np.random.default_rng(1).uniform(0.5, 1.5, size=40))
     weights = weights / weights.mean()
     basis = to_basis(torch.from_numpy(X), weights)
+    np.testing.assert_allclose(weights @ basis.rows, 0, atol=1e-6)
     distances = torch.cdist(basis.rows, basis.rows)
     np.testing.assert_allclose(distances, pairwise_distances(X), atol=1e-6)
     gram = basis.rows.T @ (basis.rows * weights[:, None]) / 40

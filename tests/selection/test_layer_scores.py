@@ -18,7 +18,8 @@ from skfusion.selection.layer_scores import LayerScores, layer_scores
 from skfusion.selection.layer_targets import read_layer_targets
 from skfusion.selection.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
 
-ridge_scores = partial(layer_scores, criterion="ridge")
+RIDGE = {"criterion": "ridge"}
+ridge_scores = partial(layer_scores, **RIDGE)
 SHAPES = [(12, 30), (30, 5), (20, 20)]
 
 
@@ -275,7 +276,6 @@ def test_arguments_are_left_alone_and_no_random_number_is_drawn():
     np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
 
 
-RIDGE = {"criterion": "ridge"}
 WRONG = [
     ({"y": None}, ValueError, "requires y .*effective_rank"),
     ({"criterion": "best"}, ValueError, "criterion='best' must be one of logme, ridge"),
