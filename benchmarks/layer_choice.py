@@ -46,8 +46,8 @@ from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
 from skfusion import LLMLayerEmbedder
+from skfusion.linear.layer_scores import layer_scores
 from skfusion.neural.classifier import FusionMLPClassifier
-from skfusion.selection.layer_scores import layer_scores
 
 DATA_SETS = [
     "rotten_tomatoes",

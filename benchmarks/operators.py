@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from skfusion.fusion.blocks import EmbeddingBlocks
+from skfusion._blocks import EmbeddingBlocks
 from skfusion.fusion.registry import OPERATORS
 from skfusion.fusion.transformer import FusionTransformer
 

@@ -1,19 +1,19 @@
 """Hidden states of language models as scikit-learn features, one forward pass per text."""
 
+from ._blocks import EmbeddingBlocks
 from .embed.backbone import Backbone
 from .embed.embedder import LLMLayerEmbedder, TruncationWarning
 from .embed.store import StoreWarning, VectorStore
 from .embed.union import EmbedderUnion
-from .fusion.blocks import EmbeddingBlocks
 from .fusion.projection import ProjectionWarning
 from .fusion.registry import PAPER_OPERATORS, register_operator
 from .fusion.transformer import FusionTransformer
 from .inspection.cost import ModelCost, measure_costs
+from .linear.layer_scores import LayerScores, layer_scores
 from .neural.classifier import FusionMLPClassifier
 from .neural.many import fit_many
 from .neural.regressor import FusionMLPRegressor
 from .saving.folder import load, save
-from .selection.layer_scores import LayerScores, layer_scores
 from .selection.optuna_search import OptunaSearchCV
 from .selection.spaces import fusion_grid, fusion_space, layer_space
 from .selection.subsets import ModelSubsetSearchCV

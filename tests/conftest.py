@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
+from _support import tiny
+from _support.realdata import data_set
 from transformers.utils import logging as transformers_logging
 
 from skfusion import VectorStore
@@ -61,6 +62,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return make
 
 
+@pytest.fixture(scope="session")
+def rotten_tomatoes() -> tuple[Any, Any]:
+    """1,066 training and all test rows of rotten_tomatoes."""
+    import pandas as pd
+
+    folder = data_set("rotten_tomatoes")
+    train, test = (
+        pd.read_csv(folder / f"{name}.csv.gz", keep_default_na=False) for name in ("train", "test")
+    )
+    return train.sample(1066, random_state=0), test.sample(1066, random_state=0)
+
+
 @pytest.fixture(autouse=True)
 def empty_session_store() -> None:
     """Tiny models are alike in many tests, and the session's store would know their texts."""
@@ -75,12 +88,4 @@ def rng() -> np.random.Generator:
 @pytest.fixture
 def texts() -> list[str]:
     """Fourteen different texts of one to eleven words, one of them empty."""
-    return tiny_texts(14)
-
-
-def tiny_texts(n: int, seed: int = 0) -> list[str]:
-    rng = np.random.default_rng(seed)
-    made: dict[str, None] = {"": None}
-    while len(made) < n:
-        made[" ".join(rng.choice(tiny.WORDS[:26], size=rng.integers(1, 12)))] = None
-    return list(made)
+    return tiny.tiny_texts(14)

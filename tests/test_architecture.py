@@ -1,8 +1,10 @@
-"""The module boundaries of the design, read from the imports."""
+"""The floors of the design, held against every import: relative ones and late ones too."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,73 +14,128 @@ import skfusion
 ROOT = Path(skfusion.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
-COMMON = {"__future__", "joblib", "numpy", "sklearn", "skfusion"}
-#: What each folder may import beside the standard library (design, section 2).
+#: A place imports from places on lower floors only, and from itself (design, section 2).
+FLOORS = {
+    "_blocks": 0,
+    "_targets": 0,
+    "_boundaries": 1,
+    "linear": 1,
+    "embed": 2,
+    "fusion": 2,
+    "neural": 3,
+    "inspection": 4,
+    "selection": 5,
+    "recipe": 6,
+    "saving": 6,
+    "__init__": 7,
+    "__main__": 7,
+    "cli": 7,
+}
+COMMON = {"joblib", "numpy", "sklearn"}
+#: What each place may import beside the standard library.
 ALLOWED = {
-    ".": COMMON,
-    "embed": COMMON
-    | {"huggingface_hub", "narwhals", "platformdirs", "safetensors", "torch", "tqdm"},
-    "fusion": COMMON | {"array_api_compat", "narwhals", "scipy", "torch"},
+    "_blocks": COMMON | {"scipy"},
+    "_targets": COMMON,
+    "_boundaries": COMMON | {"narwhals"},
+    "linear": COMMON | {"scipy"},
+    "embed": COMMON | {"huggingface_hub", "narwhals", "platformdirs", "safetensors", "torch"},
+    "fusion": COMMON | {"array_api_compat", "scipy"},
     "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
-    "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
     "inspection": COMMON | {"matplotlib", "pandas"},
+    "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
     "saving": COMMON | {"safetensors", "scipy", "skops", "torch"},
 }
-#: Imported where they are used, so that `import skfusion` works without them or stays fast.
-LATE = {"matplotlib", "optuna", "pandas", "skops"}
-#: Where only one module may name a library.
-ONLY = {"transformers": "embed/loading.py", "tqdm": "embed/encoding.py"}
+#: Imported where they are used, so that the package works without them or starts fast.
+LATE = {"matplotlib", "optuna", "pandas", "skops", "transformers"}
+#: What one module alone may name in its place.
+ONLY = {
+    "embed/loading.py": {"transformers"},
+    "embed/encoding.py": {"tqdm"},
+    "fusion/supervised.py": {"torch"},
+}
 
 
-def imports(path: Path) -> set[str]:
-    """First names of all imports; relative ones as skfusion.folder."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def place(module: str) -> str:
+    """Return the place of a dotted name within the package, "" being its `__init__`."""
+    return module.partition(".")[0] or "__init__"
+
+
+def imports(path: Path, tree: ast.AST) -> Iterator[str]:
+    """Yield the full dotted name of everything imported at any level of a module."""
+    package = ("skfusion", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add((node.module or "").partition(".")[0])
-    return names
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            parts = [*base, *filter(None, [node.module])]
+            # `from .. import x` and `from skfusion import x` import a module of the package, or
+            # a public name.
+            bare = parts == ["skfusion"]
+            yield from ([f"skfusion.{a.name}" for a in node.names] if bare else [".".join(parts)])
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_imports_keep_to_the_design(path):
-    import sys
+def own_and_foreign(path: Path, tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the places of the package and the other libraries that a module imports."""
+    own, foreign = set(), set()
+    for name in imports(path, tree):
+        first, _, rest = name.partition(".")
+        if first != "skfusion":
+            foreign.add(first)
+        else:
+            own.add(place(rest) if place(rest) in FLOORS else "__init__")
+    return own, foreign - set(sys.stdlib_module_names)
 
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def floor_errors(path: Path, tree: ast.AST) -> list[str]:
+    here = place(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    own, _ = own_and_foreign(path, tree)
+    return [there for there in own - {here} if FLOORS[there] >= FLOORS[here]]
+
+
+each_module = pytest.mark.parametrize(
+    "path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+
+
+@each_module
+def test_a_floor_imports_only_from_floors_below_it(path):
+    assert not floor_errors(path, parse(path))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from ..selection.spaces import x",
+        "from ..selection import spaces",
+        "from .. import selection",
+        "import skfusion.selection.spaces",
+        "from skfusion.fusion.operators import mean",
+        "from skfusion import FusionTransformer",
+        "def f():\n    from ..neural.base import x",
+        "if TYPE_CHECKING:\n    from ..inspection.cost import x",
+    ],
+)
+def test_an_import_that_climbs_is_seen(code):
+    assert floor_errors(ROOT / "embed" / "embedder.py", ast.parse(code))
+
+
+@each_module
+def test_other_libraries_stay_in_their_places(path):
     relative = path.relative_to(ROOT)
-    allowed = ALLOWED[relative.parts[0] if len(relative.parts) > 1 else "."]
-    extra = imports(path) - allowed - set(sys.stdlib_module_names)
-    extra -= {name for name, module in ONLY.items() if module == relative.as_posix()}
-    assert not extra
+    here = place(".".join(relative.with_suffix("").parts))
+    _, foreign = own_and_foreign(path, parse(path))
+    assert not foreign - ALLOWED.get(here, set()) - ONLY.get(relative.as_posix(), set())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_folders_depend_one_way(path):
-    """embed knows nothing of fusion, fusion nothing of embed but the blocks handed to it."""
-    relative = path.relative_to(ROOT)
-    text = path.read_text(encoding="utf-8")
-    if relative.parts[0] == "fusion":
-        assert "from ..embed" not in text
-    if relative.parts[0] == "embed" and relative.name != "union.py":
-        assert "from ..fusion" not in text
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@each_module
 def test_optional_libraries_are_imported_late(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
-    names = {
-        name.partition(".")[0]
-        for node in ast.walk(top)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and node.level == 0
-            else []
-        )
-    }
-    assert not names & LATE
+    top = [n for n in parse(path).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not own_and_foreign(path, ast.Module(top, []))[1] & LATE
 
 
 def test_every_public_name_has_a_docstring_with_an_example():

@@ -16,9 +16,9 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from ..selection.layer_criteria import CRITERIA
-from ..selection.layer_scores import score_layers
-from ..selection.layer_targets import LayerTargets
+from .._targets import LayerTargets
+from ..linear.criteria import CRITERIA
+from ..linear.layer_scores import score_layers
 from .averaging import column_scales, mean_over_layers
 from .backbone import Backbone
 from .encoding import Encoded, NonFiniteError, encode

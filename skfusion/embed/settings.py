@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..selection.layer_criteria import CRITERIA
-from ..selection.layer_scores import read_criterion_targets
-from ..selection.layer_targets import LayerTargets
+from .._targets import LayerTargets
+from ..linear.criteria import CRITERIA
+from ..linear.layer_scores import read_criterion_targets
 from .backbone import Backbone, Source
 from .encoding import Spec
 from .loading import resolve_device, resolve_dtype

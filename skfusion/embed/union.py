@@ -22,7 +22,7 @@ from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
-from ..fusion.blocks import EmbeddingBlocks, to_slices
+from .._blocks import EmbeddingBlocks, to_slices
 from .embedder import LLMLayerEmbedder
 from .store import VectorStore
 from .texts import as_sequence

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import to_slices
+from .._blocks import to_slices
 
 
 def output_layout(

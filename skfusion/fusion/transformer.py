@@ -13,14 +13,14 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from .boundaries import SINGLE, read_blocks
+from .._boundaries import SINGLE, read_blocks
+from ..linear.scaling import fit_scaler
 from .common_width import common_width
 from .layout import output_layout, output_names
 from .operators import mean
 from .pca import pca_projection
 from .projection import Projection, add_bias, count_sketch, random_projection
 from .registry import SIDE_BY_SIDE, Operator, OwnOperatorsMixin, find_operator
-from .scaling import fit_scaler
 from .supervised import supervised_projections
 from .targets import Targets, read_targets
 from .weighted import ridge_weights
@@ -131,7 +131,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.fusion.blocks import EmbeddingBlocks
+    >>> from skfusion._blocks import EmbeddingBlocks
     >>> from skfusion.fusion.transformer import FusionTransformer
     >>> X = EmbeddingBlocks({"a": np.array([[1.0, 2.0]]), "b": np.array([[3.0, 4.0]])})
     >>> FusionTransformer("hadamard", projection=None, scale=None).fit_transform(X)

@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
 )
 
 from ..fusion.registry import OwnOperatorsMixin, find_operator
-from ..fusion.scaling import fit_scaler
+from ..linear.scaling import fit_scaler
 from .callbacks import own_callbacks
 from .inputs import Blocks, mix_groups, read_input, scale
 from .modules import Architecture, FusionNet

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fusion.blocks import EmbeddingBlocks
-from ..fusion.boundaries import SINGLE, check_block, frame_columns, read_blocks
-from ..fusion.scaling import Scaler
+from .._blocks import EmbeddingBlocks
+from .._boundaries import SINGLE, check_block, frame_columns, read_blocks
+from ..linear.scaling import Scaler
 
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
 

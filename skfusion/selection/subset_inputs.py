@@ -10,9 +10,9 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.metadata_routing import get_routing_for_object
 
+from .._blocks import EmbeddingBlocks
+from .._boundaries import find_boundaries, frame_columns
 from ..embed.union import EmbedderUnion, is_kept
-from ..fusion.blocks import EmbeddingBlocks
-from ..fusion.boundaries import find_boundaries, frame_columns
 
 SINGLE = "block0"
 

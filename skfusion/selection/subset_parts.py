@@ -16,8 +16,8 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params
 
+from .._blocks import EmbeddingBlocks
 from ..embed.embedder import LLMLayerEmbedder
-from ..fusion.blocks import EmbeddingBlocks
 from .subset_inputs import SINGLE, as_blocks, keep_models, kept_models, params_for
 
 Rows = NDArray[np.intp]

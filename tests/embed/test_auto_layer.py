@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from conftest import tiny_texts
-from doubles import CountingEmbedder, NumericRows, read_log, stub
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log, stub
+from _support.tiny import tiny_texts
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skfusion import EmbedderUnion, LLMLayerEmbedder, StoreWarning
 from skfusion.embed import embedder as embedder_module
-from skfusion.selection.layer_scores import layer_scores
+from skfusion.linear.layer_scores import layer_scores
 
 TEXTS = tiny_texts(40)
 LABELS = np.array(["neg", "pos"])[[len(text) % 2 for text in TEXTS]]
@@ -303,37 +301,3 @@ def test_tags(folder):
     assert required(layer="auto") and required(pooling="auto")
     assert not required(layer="mean") and not required(layer=np.array([1, 2]))
     assert not required(layer="auto", layer_criterion="effective_rank")
-
-
-class ChoosingRows(NumericRows):
-    """Numeric rows for an embedder that needs targets."""
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = self.embedder.__sklearn_tags__().target_tags.required
-        return tags
-
-
-def _doubles() -> list[ChoosingRows]:
-    import atexit
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix="skfusion-checks"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    config = tiny.LlamaConfig(
-        **{**tiny._usual(num_key_value_heads=1), "max_position_embeddings": 10_000}
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        tiny.LlamaModel(config).double().save_pretrained(folder)
-    tiny.make_tokenizer().save_pretrained(folder)
-    return [
-        ChoosingRows(LLMLayerEmbedder(str(folder), dtype="float64", layer=layer))
-        for layer in ("auto", "mean")
-    ]
-
-
-@parametrize_with_checks(_doubles())
-def test_estimator_checks(estimator, check):
-    check(estimator)

@@ -10,44 +10,14 @@ import random
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from doubles import NumericRows
+from _support import tiny
+from _support.processes import PYTHONPATH, run_python
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
-from test_embedder import run_python
 
 from skfusion import LLMLayerEmbedder, TruncationWarning
-
-#: Checks that the doubles may fail, each with its reason: none.
-EXPECTED_FAILED_CHECKS: dict[str, str] = {}
-
-
-def _double() -> NumericRows:
-    import atexit
-    import shutil
-    import tempfile
-    from pathlib import Path
-
-    folder = Path(tempfile.mkdtemp(prefix="skfusion-checks"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    config = tiny.LlamaConfig(
-        **{**tiny._usual(num_key_value_heads=1), "max_position_embeddings": 10_000}
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        tiny.LlamaModel(config).double().save_pretrained(folder)
-    tiny.make_tokenizer().save_pretrained(folder)
-    return NumericRows(LLMLayerEmbedder(str(folder), dtype="float64", layer=[1, 2]))
-
-
-@parametrize_with_checks(
-    [_double()], expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS
-)
-def test_estimator_checks(estimator, check):
-    check(estimator)
 
 
 def test_tags(folder):
@@ -158,6 +128,6 @@ def test_a_fresh_process_prints_nothing(tmp_path):
 
     model = str(tiny.save_folder(tmp_path / "model"))
     code = f"from skfusion import LLMLayerEmbedder as E; E({model!r}).fit_transform(['a', 'b'])"
-    env = {**os.environ, "PYTHONPATH": str(tiny.Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-import tiny
-from test_embedder import run_python
+from _support import tiny
+from _support.processes import run_python
 
 from skfusion.embed import digests
 from skfusion.embed.digests import file_digest, folder_digest

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,10 +15,11 @@ import polars as pl
 import psutil
 import pyarrow as pa
 import pytest
-import tiny
 import torch
-from conftest import tiny_texts
-from doubles import CountingEmbedder, read_log, stub
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log, stub
+from _support.processes import run_python
+from _support.tiny import tiny_texts
 from sklearn.base import clone
 
 from skfusion import (
@@ -432,25 +431,6 @@ print(json.dumps(made))
     assert made["next"][0] != made["main"][0] and made["next"][1] != made["main"][1]
     X = LLMLayerEmbedder(repo / "snapshots" / ("b" * 40)).fit_transform(["good"])
     np.testing.assert_allclose(X[0], made["next"][1], atol=1e-6)
-
-
-def run_python(code: str, **env: str) -> str:
-    import os
-
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": _paths(), **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def _paths() -> str:
-    tests = Path(__file__).parents[1]
-    return f"{tests}:{tests.parent}"
 
 
 def test_a_folder_that_changes_between_fit_and_transform(model, texts):

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from conftest import tiny_texts
-from doubles import StubModel, stub
-from test_pooling import by_hand
+from _support import tiny
+from _support.by_hand import by_hand
+from _support.doubles import StubModel, stub
+from _support.tiny import tiny_texts
 
 from skfusion import Backbone, LLMLayerEmbedder
 from skfusion.embed import loading

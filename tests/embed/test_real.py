@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-from realdata import data_set, fetched
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from _support.realdata import fetched, macro_f1, vectors
 
 from skfusion import LLMLayerEmbedder
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("users_cache")]
-
-
-@pytest.fixture(scope="module")
-def split() -> tuple[pd.DataFrame, pd.DataFrame]:
-    folder = data_set("rotten_tomatoes")
-    train, test = (
-        pd.read_csv(folder / f"{name}.csv.gz", keep_default_na=False) for name in ("train", "test")
-    )
-    return train.sample(1066, random_state=0), test.sample(1066, random_state=0)
-
-
-def vectors(split, real_store, name, **options) -> tuple[np.ndarray, np.ndarray]:
-    embedder = LLMLayerEmbedder(fetched(name), max_length=256, memory=real_store, **options)
-    return tuple(embedder.fit_transform(part["text"]) for part in split)
-
-
-def macro_f1(split, parts) -> float:
-    train, test = split
-    head = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300))
-    predicted = head.fit(parts[0], train["label"]).predict(parts[1])
-    return f1_score(test["label"], predicted, average="macro")
 
 
 @pytest.mark.parametrize(
@@ -47,20 +21,25 @@ def macro_f1(split, parts) -> float:
         ("smollm2-135m", 15, "last", 0.817),
     ],
 )
-def test_scores_are_those_of_the_reference(split, real_store, name, layer, pooling, expected):
-    parts = vectors(split, real_store, name, layer=layer, pooling=pooling)
-    assert macro_f1(split, parts) == pytest.approx(expected, abs=0.015)
+def test_scores_are_those_of_the_reference(
+    rotten_tomatoes, real_store, name, layer, pooling, expected
+):
+    parts = vectors(rotten_tomatoes, real_store, name, layer=layer, pooling=pooling)
+    assert macro_f1(rotten_tomatoes, parts) == pytest.approx(expected, abs=0.015)
 
 
-def test_minilm_has_no_better_layer_than_the_reference(split, real_store):
-    scores = [macro_f1(split, vectors(split, real_store, "minilm-l6", layer=k)) for k in range(7)]
+def test_minilm_has_no_better_layer_than_the_reference(rotten_tomatoes, real_store):
+    scores = [
+        macro_f1(rotten_tomatoes, vectors(rotten_tomatoes, real_store, "minilm-l6", layer=k))
+        for k in range(7)
+    ]
     assert max(scores) == pytest.approx(0.757, abs=0.015)
 
 
-def test_the_two_last_layers_together(split, real_store):
-    models = [vectors(split, real_store, name) for name in ("minilm-l6", "smollm2-135m")]
+def test_the_two_last_layers_together(rotten_tomatoes, real_store):
+    models = [vectors(rotten_tomatoes, real_store, name) for name in ("minilm-l6", "smollm2-135m")]
     parts = [np.hstack(blocks) for blocks in zip(*models, strict=True)]
-    assert macro_f1(split, parts) == pytest.approx(0.776, abs=0.015)
+    assert macro_f1(rotten_tomatoes, parts) == pytest.approx(0.776, abs=0.015)
 
 
 def test_a_gguf_file_is_converted_once_and_equals_its_conversion(capfd):
@@ -76,8 +55,8 @@ def test_a_gguf_file_is_converted_once_and_equals_its_conversion(capfd):
     )
 
 
-def test_the_first_token_is_a_sink_and_mean_no_first_leaves_it_out(real_store, split):
-    texts = split[0]["text"].tolist()[:50]
+def test_the_first_token_is_a_sink_and_mean_no_first_leaves_it_out(real_store, rotten_tomatoes):
+    texts = rotten_tomatoes[0]["text"].tolist()[:50]
     options = {"layer": 15, "max_length": 256, "memory": real_store}
     norms = {
         pooling: np.linalg.norm(

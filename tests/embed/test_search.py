@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
-import tiny
-from doubles import CountingEmbedder, read_log
+from _support import tiny
+from _support.by_hand import by_hand
+from _support.doubles import CountingEmbedder, read_log
+from _support.layer_search import search
+from _support.processes import run_python
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import StandardScaler
-from test_embedder import run_python
-from test_pooling import by_hand
 
 from skfusion import VectorStore
 from skfusion.embed import loading
-
-GRID = {
-    "embed__layer": [0, 1, 0.67, -1],
-    "embed__pooling": ["mean", "last"],
-    "clf__C": [0.1, 10.0],
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +63,6 @@ class Plain(TransformerMixin, BaseEstimator):
                 states = model(ids, output_hidden_states=True).hidden_states[layer][0].numpy()
             rows.append(by_hand(self.pooling, states))
         return np.stack(rows)
-
-
-def search(embedder, texts, labels, n_jobs=1) -> GridSearchCV:
-    pipe = Pipeline(
-        [
-            ("embed", embedder),
-            ("scale", StandardScaler()),
-            ("clf", LogisticRegression(max_iter=300)),
-        ]
-    )
-    return GridSearchCV(pipe, GRID, cv=3, n_jobs=n_jobs).fit(texts, labels)
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +119,13 @@ def test_a_second_process_loads_nothing(tmp_path, problem):
     read_log(model)
     code = f"""
 import sys
-from doubles import CountingEmbedder
-from test_search import search
+from _support.doubles import CountingEmbedder
+from _support.layer_search import search
 from skfusion.embed import loading
 search(CountingEmbedder({model!r}, memory={memory!r}), {texts!r}, {labels.tolist()!r})
 assert not loading._LOADED
 """
-    run_python(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *os.sys.path]))
+    run_python(code)
     assert read_log(model) == (0, 0)
 
 

@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import joblib
-from test_embedder import run_python
+from _support.processes import run_python
 
 from skfusion import LLMLayerEmbedder
 from skfusion.embed import session

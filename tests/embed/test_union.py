@@ -7,8 +7,8 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-import tiny
-from doubles import CountingEmbedder, NumericRows, read_log
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
@@ -18,15 +18,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
-from test_conventions import _double
 
 from skfusion import EmbedderUnion, EmbeddingBlocks, LLMLayerEmbedder, VectorStore
 
+
 #: Checks that the union may fail, each with its reason: none.
-EXPECTED_FAILED_CHECKS: dict[str, str] = {}
-
-
 @pytest.fixture
 def union(folder) -> EmbedderUnion:
     return EmbedderUnion(
@@ -232,15 +228,3 @@ def test_a_search_encodes_each_text_once_a_model(tmp_path, texts):
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     for model in models:
         assert 0 < read_log(model)[1] <= 2 * len(texts)
-
-
-def _union_of_doubles() -> EmbedderUnion:
-    double: NumericRows = _double()
-    return EmbedderUnion([("a", double), ("b", clone(double).set_params(embedder__layer=0))])
-
-
-@parametrize_with_checks(
-    [_union_of_doubles()], expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS
-)
-def test_estimator_checks(estimator, check):
-    check(estimator)

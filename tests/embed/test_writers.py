@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
-from conftest import tiny_texts
+from _support import tiny
+from _support.processes import PYTHONPATH
+from _support.tiny import tiny_texts
 
 from skfusion import LLMLayerEmbedder, StoreWarning
 from skfusion.embed.shards import SUFFIX
@@ -21,7 +21,7 @@ from skfusion.embed.shards import SUFFIX
 CODE = """
 import sys, numpy as np
 import skfusion.embed.writer as writer
-from conftest import tiny_texts
+from _support.tiny import tiny_texts
 from skfusion import LLMLayerEmbedder
 writer._FLUSH_BYTES = 40_000      # many shards
 model, memory, out, seed = sys.argv[1:]
@@ -41,10 +41,9 @@ def test_writers_on_one_cold_store(tmp_path, n_writers):
     model, memory = str(tiny.save_folder(tmp_path / "model")), tmp_path / "store"
     texts = tiny_texts(400)
     expected = LLMLayerEmbedder(model).fit_transform(texts)
-    tests = Path(__file__).parents[1]
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]),
+        "PYTHONPATH": PYTHONPATH,
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "error",
     }

@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils import resample, shuffle
 
-from skfusion.fusion.blocks import EmbeddingBlocks
+from skfusion._blocks import EmbeddingBlocks
 from skfusion.fusion.transformer import FusionTransformer
 
 

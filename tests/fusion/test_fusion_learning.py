@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
+from skfusion._blocks import EmbeddingBlocks
 from skfusion.fusion import pca, weighted
-from skfusion.fusion.blocks import EmbeddingBlocks
 from skfusion.fusion.projection import add_bias, random_projection
 from skfusion.fusion.registry import OPERATORS
 from skfusion.fusion.targets import Targets

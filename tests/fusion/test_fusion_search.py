@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny
-from conftest import tiny_texts
-from doubles import CountingEmbedder, read_log
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log
+from _support.tiny import tiny_texts
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV

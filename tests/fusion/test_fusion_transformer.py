@@ -18,7 +18,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from skfusion.fusion.blocks import EmbeddingBlocks
+from skfusion._blocks import EmbeddingBlocks
 from skfusion.fusion.operators import hadamard
 from skfusion.fusion.projection import ProjectionWarning
 from skfusion.fusion.registry import (

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from realdata import data_set, fetched
+from _support.realdata import data_set, fetched
 
 from skfusion import PAPER_OPERATORS
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import tiny
-from conftest import tiny_texts
+from _support import tiny
+from _support.tiny import tiny_texts
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from skfusion import EmbedderUnion, LLMLayerEmbedder, VectorStore

@@ -12,11 +12,11 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from skfusion import EmbeddingBlocks
-from skfusion.selection.evidence import log_evidence
-from skfusion.selection.layer_criteria import CRITERIA
-from skfusion.selection.layer_scores import LayerScores, layer_scores
-from skfusion.selection.layer_targets import read_layer_targets
-from skfusion.selection.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
+from skfusion._targets import read_layer_targets
+from skfusion.linear.criteria import CRITERIA
+from skfusion.linear.evidence import log_evidence
+from skfusion.linear.layer_scores import LayerScores, layer_scores
+from skfusion.linear.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
 
 RIDGE = {"criterion": "ridge"}
 ridge_scores = partial(layer_scores, **RIDGE)

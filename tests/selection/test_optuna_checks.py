@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of `OptunaSearchCV`, and what any estimator must hold."""
+"""What any estimator must hold, of `OptunaSearchCV`."""
 
 from __future__ import annotations
 
@@ -18,32 +18,11 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.naive_bayes import GaussianNB
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skfusion.selection.optuna_search import OptunaSearchCV
 
-#: One of the two that GridSearchCV has itself, for the same reason.
-EXPECTED_FAILED_CHECKS = {
-    "Ridge": {"check_supervised_y_2d": "Ridge takes a y of two columns, so nothing warns"},
-    "LogisticRegression": {},
-}
 CS = {"C": [0.1, 1.0]}
 SMOOTHINGS = {"var_smoothing": [1e-9, 1e-3]}
-
-
-@pytest.mark.filterwarnings(
-    # Of scikit-learn's type_of_target, given infinite targets; GridSearchCV has it too.
-    "ignore:invalid value encountered in cast:RuntimeWarning"
-)
-@parametrize_with_checks(
-    [
-        OptunaSearchCV(Ridge(), {"alpha": [0.1, 1.0]}, n_trials=2, cv=2, error_score="raise"),
-        OptunaSearchCV(LogisticRegression(tol=0.1), CS, n_trials=1, cv=2, error_score="raise"),
-    ],
-    expected_failed_checks=lambda search: EXPECTED_FAILED_CHECKS[type(search.estimator).__name__],
-)
-def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
-    check(estimator.set_params(random_state=0))
 
 
 def test_tags_are_those_of_the_estimator_so_that_nested_folds_are_stratified():

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import optuna
 import pytest
-import tiny
-from conftest import tiny_texts
-from doubles import CountingEmbedder, read_log
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log
+from _support.tiny import tiny_texts
 from optuna.trial import FixedTrial
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression

@@ -15,7 +15,6 @@ from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skfusion import EmbeddingBlocks, FusionTransformer
 from skfusion.selection.subsets import ModelSubsetSearchCV
@@ -247,15 +246,3 @@ def test_labels_without_meaning_give_nothing(rng):
     X = EmbeddingBlocks({f"m{i}": rng.normal(size=(120, 4)) for i in range(4)})
     scores = cross_val_score(ModelSubsetSearchCV(LogisticRegression(), cv=3), X, y, cv=4)
     assert scores.mean() < 0.5 + 2 * 0.5 / np.sqrt(120)
-
-
-# scikit-learn's type_of_target says so of infinite labels before it refuses them.
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
-@parametrize_with_checks(
-    [
-        ModelSubsetSearchCV(LogisticRegression(), cv=2, error_score="raise"),
-        ModelSubsetSearchCV(Ridge(), cv=2, error_score="raise"),
-    ]
-)
-def test_checks_of_scikit_learn(estimator, check):
-    check(estimator)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn
-import tiny
-from conftest import tiny_texts
-from doubles import CountingEmbedder, read_log
+from _support import tiny
+from _support.doubles import CountingEmbedder, read_log
+from _support.tiny import tiny_texts
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.ensemble import StackingClassifier, VotingClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer

@@ -71,6 +71,7 @@ class NumericRows(TransformerMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.target_tags.required = self.embedder.__sklearn_tags__().target_tags.required
         tags.transformer_tags.preserves_dtype = []
         return tags
 

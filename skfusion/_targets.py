@@ -11,7 +11,7 @@ from sklearn.utils import assert_all_finite, check_consistent_length, compute_sa
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
-from ..fusion.blocks import densify
+from ._blocks import densify
 
 Kind = Literal["classes", "labels", "numbers"]
 
@@ -78,7 +78,7 @@ def read_layer_targets(
 
     Examples
     --------
-    >>> from skfusion.selection.layer_targets import read_layer_targets
+    >>> from skfusion._targets import read_layer_targets
     >>> targets = read_layer_targets(["b", "a", "b"], 3)
     >>> targets.kind, targets.matrix.tolist()
     ('classes', [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])

@@ -75,7 +75,7 @@ def fit_scaler(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.fusion.scaling import fit_scaler
+    >>> from skfusion.linear.scaling import fit_scaler
     >>> block = np.array([[1.0, 5.0], [3.0, 5.0]])
     >>> fit_scaler(block, "standard")(block)
     array([[-1.,  0.],

@@ -47,7 +47,7 @@ def spectrum(rows: NDArray[np.floating[Any]]) -> Spectrum:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.selection.layer_spectrum import spectrum
+    >>> from skfusion.linear.spectrum import spectrum
     >>> spectrum(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, 2.0]])).squares
     array([4., 9.])
     """

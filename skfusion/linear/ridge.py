@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
-from .layer_spectrum import spectrum
-from .layer_targets import LayerTargets
+from .._targets import LayerTargets
+from .spectrum import spectrum
 
 Floats = NDArray[np.float64]
 
@@ -50,8 +50,8 @@ def ridge_losses(features: NDArray[np.floating[Any]], targets: LayerTargets) -> 
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.selection.layer_targets import read_layer_targets
-    >>> from skfusion.selection.ridge import ridge_losses
+    >>> from skfusion._targets import read_layer_targets
+    >>> from skfusion.linear.ridge import ridge_losses
     >>> y = np.tile([0, 1], 20)
     >>> targets = read_layer_targets(y, 40)
     >>> noise = np.random.default_rng(0).normal(size=(40, 3))
@@ -90,7 +90,7 @@ def leave_one_out_path(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.selection.ridge import leave_one_out_path
+    >>> from skfusion.linear.ridge import leave_one_out_path
     >>> y = np.array([[0.0], [1.0], [2.0]])
     >>> leave_one_out_path(np.zeros((3, 1)), y, np.ones(3), np.ones(1)).ravel()
     array([1.5, 1. , 0.5])

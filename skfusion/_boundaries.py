@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from .blocks import EmbeddingBlocks, check_block_names, densify, to_slices
+from ._blocks import EmbeddingBlocks, check_block_names, densify, to_slices
 
 _FLOATS = [np.float64, np.float32]
 SINGLE = "single"
@@ -42,7 +42,7 @@ def find_boundaries(X: Any, block_sizes: Any = None) -> dict[str, slice]:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.fusion.boundaries import find_boundaries
+    >>> from skfusion._boundaries import find_boundaries
     >>> find_boundaries(np.zeros((4, 5)), [2, 3])
     {'block0': slice(0, 2, None), 'block1': slice(2, 5, None)}
     """

@@ -6,7 +6,14 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skfusion import LLMLayerEmbedder
 
 DATA = Path(os.environ.get("SKFUSION_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -34,3 +41,17 @@ def fetched(name: str) -> Path:
         return fetch(name)
     except RuntimeError as error:
         missing(f"{name} cannot be fetched: {error}")
+
+
+def vectors(split, real_store, name, **options) -> tuple[np.ndarray, np.ndarray]:
+    """Embed the training and the test rows."""
+    embedder = LLMLayerEmbedder(fetched(name), max_length=256, memory=real_store, **options)
+    return tuple(embedder.fit_transform(part["text"]) for part in split)
+
+
+def macro_f1(split, parts) -> float:
+    """Score logistic regression on the vectors of both parts."""
+    train, test = split
+    head = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300))
+    predicted = head.fit(parts[0], train["label"]).predict(parts[1])
+    return f1_score(test["label"], predicted, average="macro")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -172,3 +173,12 @@ def save_folder(
     make_model(kind, seed=seed, dtype=dtype).save_pretrained(folder)
     make_tokenizer(**tok).save_pretrained(folder)
     return folder
+
+
+def tiny_texts(n: int, seed: int = 0) -> list[str]:
+    """Make `n` different texts of at most eleven words, the first of them empty."""
+    rng = np.random.default_rng(seed)
+    made: dict[str, None] = {"": None}
+    while len(made) < n:
+        made[" ".join(rng.choice(WORDS[:26], size=rng.integers(1, 12)))] = None
+    return list(made)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy.special import entr
 from sklearn.covariance import ledoit_wolf_shrinkage
 
+from .._targets import LayerTargets
 from .evidence import log_evidence
-from .layer_spectrum import spectrum
-from .layer_targets import LayerTargets
 from .ridge import ridge_losses
+from .spectrum import spectrum
 
 Features = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array
 
-from ..fusion.blocks import EmbeddingBlocks, densify
-from .layer_criteria import CRITERIA
-from .layer_targets import LayerTargets, read_layer_targets
+from .._blocks import EmbeddingBlocks, densify
+from .._targets import LayerTargets, read_layer_targets
+from .criteria import CRITERIA
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class LayerScores:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.selection.layer_scores import LayerScores
+    >>> from skfusion.linear.layer_scores import LayerScores
     >>> scores = np.array([-0.6, -0.505, -0.5])
     >>> found = LayerScores("logme", ("a", "b", "c"), scores, None, None)
     >>> found.best, found.shallowest([1, 2, 3])
@@ -151,7 +151,7 @@ def layer_scores(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.selection.layer_scores import layer_scores
+    >>> from skfusion.linear.layer_scores import layer_scores
     >>> rng = np.random.default_rng(0)
     >>> y = np.tile(["neg", "pos"], 30)
     >>> noise = rng.normal(size=(60, 4))

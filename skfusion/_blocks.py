@@ -59,7 +59,7 @@ class EmbeddingBlocks(NDArrayOperatorsMixin):
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.fusion.blocks import EmbeddingBlocks
+    >>> from skfusion._blocks import EmbeddingBlocks
     >>> X = EmbeddingBlocks({"a": np.zeros((4, 2)), "b": np.ones((4, 3))})
     >>> X
     EmbeddingBlocks(a: 2, b: 3; shape=(4, 5), dtype=float64)
@@ -231,7 +231,7 @@ def to_slices(sizes: Mapping[str, int]) -> dict[str, slice]:
 
     Examples
     --------
-    >>> from skfusion.fusion.blocks import to_slices
+    >>> from skfusion._blocks import to_slices
     >>> to_slices({"a": 2, "b": 3})
     {'a': slice(0, 2, None), 'b': slice(2, 5, None)}
     """

@@ -1,0 +1,1 @@
+"""Statistics of vectors: no estimator and no torch."""
