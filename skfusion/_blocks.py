@@ -59,7 +59,7 @@ class EmbeddingBlocks(NDArrayOperatorsMixin):
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion._blocks import EmbeddingBlocks
+    >>> from skfusion import EmbeddingBlocks
     >>> X = EmbeddingBlocks({"a": np.zeros((4, 2)), "b": np.ones((4, 3))})
     >>> X
     EmbeddingBlocks(a: 2, b: 3; shape=(4, 5), dtype=float64)
@@ -217,17 +217,7 @@ class EmbeddingBlocks(NDArrayOperatorsMixin):
 
 
 def to_slices(sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Turn widths into columns.
-
-    Parameters
-    ----------
-    sizes : mapping of str to int
-        The width of each block.
-
-    Returns
-    -------
-    dict of str to slice
-        Adjacent slices in the same order.
+    """Turn widths into adjacent columns, in the form of ``ColumnTransformer.output_indices_``.
 
     Examples
     --------
@@ -243,18 +233,7 @@ def to_slices(sizes: Mapping[str, int]) -> dict[str, slice]:
 
 
 def densify(block: Block) -> NDArray[Any]:
-    """Give a block as an ndarray, which it mostly is already.
-
-    Parameters
-    ----------
-    block : ndarray or scipy sparse array
-        The block.
-
-    Returns
-    -------
-    ndarray
-        The block itself, or a dense copy of a sparse one.
-    """
+    """Return a block as an ndarray, which it mostly is already."""
     dense: NDArray[Any] = block.toarray() if sparse.issparse(block) else block
     return dense
 
@@ -278,18 +257,7 @@ def _name_blocks(
 
 
 def check_block_names(names: Sequence[str]) -> None:
-    """Refuse names from which a boundary could not be told again.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The blocks' names.
-
-    Raises
-    ------
-    ValueError
-        If a name is empty, no str, holds "__", or stands there twice.
-    """
+    """Refuse names that are empty, no str, twice there, or hold the separator "__"."""
     bad = [name for name in names if not isinstance(name, str) or not name or "__" in name]
     if bad:
         raise ValueError(f"Block name {bad[0]!r} must be a non-empty str without '__'.")
@@ -316,8 +284,57 @@ def _takes_all(key: Any) -> TypeGuard[slice]:
 
 
 def _row_index(rows: Any) -> NDArray[Any] | None:
-    """Give the index of rows as an array, or None where `rows` is something else."""
+    """Return the index of rows as an array, or None where `rows` is something else."""
     index = np.asarray(rows)
     if index.ndim == 1 and index.size == 0 and index.dtype != bool:
         return index.astype(np.intp)
     return index if index.ndim == 1 and index.dtype.kind in "biu" else None
+
+
+def output_layout(
+    inputs: Mapping[str, slice], width: int, fused: str | None, *, with_blocks: bool
+) -> dict[str, slice]:
+    """Lay out the blocks, where they are part of an output, and the fused part after them.
+
+    Underscores are added to the fused part's name while a block has it; None is no such part.
+
+    Examples
+    --------
+    >>> from skfusion._blocks import output_layout
+    >>> output_layout({"a": slice(0, 2)}, 5, "sum", with_blocks=True)
+    {'a': slice(0, 2, None), 'sum': slice(2, 5, None)}
+    """
+    sizes: dict[str, int] = {}
+    if with_blocks:
+        sizes = {name: cut.stop - cut.start for name, cut in inputs.items()}
+    if fused is not None:
+        while fused in inputs:
+            fused += "_"
+        sizes[fused] = width - sum(sizes.values())
+    return to_slices(sizes)
+
+
+def output_names(
+    inputs: Mapping[str, slice],
+    outputs: Mapping[str, slice],
+    operator: str,
+    columns: Sequence[str] | None,
+) -> NDArray[np.object_]:
+    """Name an output's columns: of blocks by their own names, fused ones ``{operator}{i}``.
+
+    Examples
+    --------
+    >>> from skfusion._blocks import output_names
+    >>> output_names({"a": slice(0, 1)}, {"a": slice(0, 1), "sum": slice(1, 3)}, "sum", None)
+    array(['a__0', 'sum0', 'sum1'], dtype=object)
+    """
+    names: list[str] = []
+    for part, cut in outputs.items():
+        n = cut.stop - cut.start
+        if part not in inputs:
+            names += [f"{operator}{i}" for i in range(n)]
+        elif columns is None:
+            names += [f"{part}__{i}" for i in range(n)]
+        else:
+            names += columns[inputs[part]]
+    return np.array(names, dtype=object)

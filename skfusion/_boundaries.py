@@ -17,27 +17,13 @@ _FLOATS = [np.float64, np.float32]
 SINGLE = "single"
 
 
-def find_boundaries(X: Any, block_sizes: Any = None) -> dict[str, slice]:
-    """Find the blocks of an input: from `block_sizes`, from `X` itself, or from column names.
+def find_boundaries(
+    X: Any, block_sizes: Any = None, *, default: str | None = None
+) -> dict[str, slice]:
+    """Return the columns of each block: by `block_sizes`, by `X` itself, or by column names.
 
-    Parameters
-    ----------
-    X : EmbeddingBlocks, data frame or array of shape (n_samples, n_features)
-        The input. The columns of a frame are named ``block__feature``, as `FeatureUnion` does.
-    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
-        Widths of the blocks, which go before what `X` says; "single" takes all columns for one
-        block. A sequence's blocks are named "block0", "block1" and so on.
-
-    Returns
-    -------
-    dict of str to slice
-        The columns of each block.
-
-    Raises
-    ------
-    ValueError
-        If widths do not add up to the columns of `X`, the columns of a block are not adjacent,
-        or nothing says where the boundaries are.
+    Where none of these says it, ``default="single"`` takes all columns for one block; None is an
+    error.
 
     Examples
     --------
@@ -52,6 +38,15 @@ def find_boundaries(X: Any, block_sizes: Any = None) -> dict[str, slice]:
     if isinstance(X, EmbeddingBlocks):
         return X.slices
     columns = frame_columns(X)
+    bare = [c for c in columns or () if not c.partition("__")[0] or "__" not in c]
+    if default == SINGLE and (columns is None or bare):
+        return _from_sizes(SINGLE, n_features)
+    if bare:
+        raise ValueError(
+            f"Column {bare[0]!r} of X does not say to which block it belongs. Name the columns "
+            f"'block__feature', as FeatureUnion(...).set_output(transform='pandas') does, or pass "
+            f"block_sizes=[...], or block_sizes='single' to take all columns for one block."
+        )
     if columns is not None:
         return _from_columns(columns)
     raise ValueError(
@@ -94,13 +89,6 @@ def _explain_sizes(block_sizes: Any) -> str:
 
 
 def _from_columns(columns: Sequence[str]) -> dict[str, slice]:
-    bare = [c for c in columns if not c.partition("__")[0] or "__" not in c]
-    if bare:
-        raise ValueError(
-            f"Column {bare[0]!r} of X does not say to which block it belongs. Name the columns "
-            f"'block__feature', as FeatureUnion(...).set_output(transform='pandas') does, or pass "
-            f"block_sizes=[...], or block_sizes='single' to take all columns for one block."
-        )
     sizes: dict[str, int] = {}
     previous = None
     for block in (c.partition("__")[0] for c in columns):
@@ -115,18 +103,7 @@ def _from_columns(columns: Sequence[str]) -> dict[str, slice]:
 
 
 def frame_columns(X: Any) -> list[str] | None:
-    """Give the column names of a data frame.
-
-    Parameters
-    ----------
-    X : object
-        Anything.
-
-    Returns
-    -------
-    list of str or None
-        None where `X` is no frame, or its columns are not named by ``str``.
-    """
+    """Return the column names of a data frame; None of others and of names that are no str."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame):
         return None
@@ -135,66 +112,25 @@ def frame_columns(X: Any) -> list[str] | None:
 
 
 def read_blocks(
-    estimator: Any, X: Any, block_sizes: Any = None, *, reset: bool
-) -> list[NDArray[Any]]:
-    """Validate an input as scikit-learn does and cut it into its blocks.
+    estimator: Any, X: Any, block_sizes: Any = None, *, reset: bool, default: str | None = None
+) -> dict[str, NDArray[Any]]:
+    """Validate an input as scikit-learn does and return its blocks by name, of one float dtype.
 
-    In `fit` it sets ``block_indices_``, ``n_features_in_`` and, where columns are named,
-    ``feature_names_in_`` of the estimator; afterwards it holds inputs to them.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Whose input it is.
-    X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
-        The input; finite numbers.
-    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
-        The estimator's parameter.
-    reset : bool
-        True in `fit`.
-
-    Returns
-    -------
-    list of ndarray of float64 or float32, each (n_samples, width)
-        The blocks, of one dtype; views of the input where it has that dtype.
-
-    Raises
-    ------
-    ValueError
-        If `X` is not 2-D, not finite, empty, has other blocks or columns than in `fit`, or does
-        not say where its blocks are.
+    With `reset`, in `fit`, it sets ``block_indices_``, ``n_features_in_`` and, where columns are
+    named, ``feature_names_in_`` of the estimator; otherwise it holds the input to them. Blocks are
+    views of the input where that has their dtype.
     """
     if isinstance(X, EmbeddingBlocks) and block_sizes is None:
         return _read_embedding_blocks(estimator, X, reset)
     array = _read_array(estimator, X, reset)
     if reset:
         source = X if frame_columns(X) is not None else array
-        estimator.block_indices_ = find_boundaries(source, block_sizes)
-    return [array[:, cut] for cut in estimator.block_indices_.values()]
+        estimator.block_indices_ = find_boundaries(source, block_sizes, default=default)
+    return {name: array[:, cut] for name, cut in estimator.block_indices_.items()}
 
 
 def check_block(estimator: Any, X: EmbeddingBlocks, name: str) -> NDArray[Any]:
-    """Validate one block of an input.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Whose input it is.
-    X : EmbeddingBlocks
-        The input.
-    name : str
-        The block.
-
-    Returns
-    -------
-    ndarray of float64 or float32, shape (n_samples, width)
-        The block.
-
-    Raises
-    ------
-    ValueError
-        If it is empty or not finite.
-    """
+    """Return one block of an input as a finite float array."""
     block: NDArray[Any] = check_array(
         densify(X.blocks[name]),
         dtype=_FLOATS,
@@ -215,8 +151,10 @@ def _read_array(estimator: Any, X: Any, reset: bool) -> NDArray[Any]:
     return array
 
 
-def _read_embedding_blocks(estimator: Any, X: EmbeddingBlocks, reset: bool) -> list[NDArray[Any]]:
-    blocks = [check_block(estimator, X, name) for name in X.names]
+def _read_embedding_blocks(
+    estimator: Any, X: EmbeddingBlocks, reset: bool
+) -> dict[str, NDArray[Any]]:
+    blocks = {name: check_block(estimator, X, name) for name in X.names}
     if reset:
         estimator.block_indices_ = X.slices
         estimator.n_features_in_ = X.shape[1]
@@ -230,5 +168,5 @@ def _read_embedding_blocks(estimator: Any, X: EmbeddingBlocks, reset: bool) -> l
             f"X has blocks {given} ({X.shape[1]} features), but {type(estimator).__name__} is "
             f"expecting {estimator.n_features_in_} features in the blocks {fitted} of fit."
         )
-    common = np.result_type(*blocks)
-    return [block.astype(common, copy=False) for block in blocks]
+    common = np.result_type(*blocks.values())
+    return {name: block.astype(common, copy=False) for name, block in blocks.items()}

@@ -35,7 +35,7 @@ COMMON = {"joblib", "numpy", "sklearn"}
 #: What each place may import beside the standard library.
 ALLOWED = {
     "_blocks": COMMON | {"scipy"},
-    "_targets": COMMON,
+    "_targets": COMMON | {"scipy"},
     "_boundaries": COMMON | {"narwhals"},
     "linear": COMMON | {"scipy"},
     "embed": COMMON | {"huggingface_hub", "narwhals", "platformdirs", "safetensors", "torch"},

@@ -16,10 +16,10 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from .._targets import LayerTargets
+from .._targets import Targets
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import score_layers
-from .averaging import column_scales, mean_over_layers
+from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone
 from .encoding import Encoded, NonFiniteError, encode
 from .layers import feature_names, is_auto, resolve_stored, resolve_wanted
@@ -397,7 +397,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self.layer_means_, self.layer_stds_ = column_scales(columns)
         self.output_indices_ = self._name_blocks()
 
-    def _choose(self, texts: list[str], targets: LayerTargets | None, progress: bool) -> None:
+    def _choose(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
         """Put the best layer and pooling in place of all that were looked at."""
         columns = self._columns()
         named = ((_block_name(c), self._normalized(v)) for c, v in self._read(texts, progress))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._targets import LayerTargets
+from .._targets import Targets
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets
 from .backbone import Backbone, Source
@@ -78,7 +78,7 @@ def _check_backbone(embedder: LLMLayerEmbedder, backbone: Backbone) -> str:
     return backbone.dtype
 
 
-def read_targets(embedder: LLMLayerEmbedder, y: Any, n_texts: int) -> LayerTargets | None:
+def read_targets(embedder: LLMLayerEmbedder, y: Any, n_texts: int) -> Targets | None:
     """Check the targets by which "auto" chooses, before the texts pass through the model.
 
     Parameters
@@ -92,7 +92,7 @@ def read_targets(embedder: LLMLayerEmbedder, y: Any, n_texts: int) -> LayerTarge
 
     Returns
     -------
-    LayerTargets or None
+    Targets or None
         None for a criterion that takes none.
 
     Raises
@@ -100,7 +100,7 @@ def read_targets(embedder: LLMLayerEmbedder, y: Any, n_texts: int) -> LayerTarge
     ValueError
         If the criterion cannot use them.
     """
-    if y is None and CRITERIA[embedder.layer_criterion].needs:
+    if y is None and CRITERIA[embedder.layer_criterion].kinds:
         raise ValueError(
             f"This {type(embedder).__name__} estimator requires y to be passed, but the target y "
             f"is None: 'auto' chooses by it. Pass y to fit, or use layer='mean', the mean over "

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from ..linear.spectrum import principal_components
 from .registry import Operator
 
 _PRODUCT_SIZE = 1 / 3  # of the product term, where the linear terms have size 1
@@ -200,6 +201,14 @@ def random_projection(
     """
     weight = random_state.standard_normal((width, n_components)) / np.sqrt(n_components)
     return LinearProjection(weight, np.zeros(n_components))
+
+
+def pca_projection(
+    block: NDArray[Any], n_components: int, random_state: np.random.RandomState
+) -> LinearProjection:
+    """Fit the projection onto a block's principal components."""
+    mean, components = principal_components(block, n_components, random_state)
+    return LinearProjection(components, -(mean @ components))
 
 
 def add_bias(

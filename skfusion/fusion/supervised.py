@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.model_selection import train_test_split
 
+from .._targets import Targets
 from .operators import concat, mean
-from .pca import pca_projection
-from .projection import LinearProjection, Projection, add_bias
+from .projection import LinearProjection, Projection, add_bias, pca_projection
 from .registry import Operator
-from .targets import Targets
 
 Flat = NDArray[np.float64]
 
@@ -91,10 +90,10 @@ def supervised_projections(
     >>> import numpy as np
     >>> from skfusion.fusion.registry import OPERATORS
     >>> from skfusion.fusion.supervised import supervised_projections
-    >>> from skfusion.fusion.targets import Targets
+    >>> from skfusion._targets import CLASSES, read_targets
     >>> codes = np.repeat([0, 1], 10)
     >>> X = codes[:, None] + np.zeros((20, 3))
-    >>> targets, rng = Targets(np.eye(2)[codes], codes, np.ones(20)), np.random.RandomState(0)
+    >>> targets, rng = read_targets(codes, CLASSES, ""), np.random.RandomState(0)
     >>> (project,) = supervised_projections(
     ...     [X], targets, OPERATORS["sum"], n_components=2, residual=False, rng=rng
     ... )
@@ -197,7 +196,6 @@ def _choose_decay(
 ) -> tuple[float, Flat]:
     """Give the best weight decay, and what was found with it as a start for all rows."""
     codes = problem.targets.codes
-    assert codes is not None
     counts = np.bincount(codes)
     n_held = max(len(codes) // 5, len(counts))
     if counts.min() < 2 or len(codes) < max(_FEW_ROWS, 2 * n_held):
@@ -232,7 +230,7 @@ def _objective(problem: _Problem, decay: float) -> Callable[[Flat], tuple[float,
 
     blocks = [torch.from_numpy(np.ascontiguousarray(block)) for block in problem.rows]
     dtype = blocks[0].dtype
-    row_weights = problem.targets.row_weights
+    row_weights = problem.targets.weights
     weights = torch.from_numpy(row_weights / row_weights.sum()).to(dtype)
     codes = torch.from_numpy(problem.targets.codes)
 

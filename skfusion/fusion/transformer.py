@@ -13,16 +13,21 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
+from .._blocks import output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
+from .._targets import CLASSES, NUMBERS, Targets, read_targets, require_y
 from ..linear.scaling import fit_scaler
 from .common_width import common_width
-from .layout import output_layout, output_names
 from .operators import mean
-from .pca import pca_projection
-from .projection import Projection, add_bias, count_sketch, random_projection
+from .projection import (
+    Projection,
+    add_bias,
+    count_sketch,
+    pca_projection,
+    random_projection,
+)
 from .registry import SIDE_BY_SIDE, Operator, OwnOperatorsMixin, find_operator
 from .supervised import supervised_projections
-from .targets import Targets, read_targets
 from .weighted import ridge_weights
 
 
@@ -131,8 +136,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion._blocks import EmbeddingBlocks
-    >>> from skfusion.fusion.transformer import FusionTransformer
+    >>> from skfusion import EmbeddingBlocks, FusionTransformer
     >>> X = EmbeddingBlocks({"a": np.array([[1.0, 2.0]]), "b": np.array([[3.0, 4.0]])})
     >>> FusionTransformer("hadamard", projection=None, scale=None).fit_transform(X)
     array([[3., 8.]])
@@ -202,8 +206,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         if self.residual is True:
             raise ValueError("residual=True is not known. Use 'concat', 'add' or False.")
         operator = None if self.operator == "weighted" else find_operator(self.operator)
-        blocks = read_blocks(self, X, self.block_sizes, reset=True)
-        targets = read_targets(self, y, len(blocks[0])) if self._needs_y() else None
+        blocks = list(read_blocks(self, X, self.block_sizes, reset=True).values())
+        targets = self._read_targets(y, len(blocks[0])) if self._needs_y() else None
         rng = check_random_state(self.random_state)
         scalers = [fit_scaler(block, self.scale) for block in blocks]
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
@@ -240,7 +244,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
             If `X` has other blocks than in `fit`, or holds NaN or infinite values.
         """
         check_is_fitted(self)
-        blocks = read_blocks(self, X, self.block_sizes, reset=False)
+        blocks = read_blocks(self, X, self.block_sizes, reset=False).values()
         scalers = self.scalers_.values()
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
         return np.ascontiguousarray(self._fuse(scaled))
@@ -270,6 +274,22 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
     def _needs_y(self) -> bool:
         trained = self.projection == "supervised" and self.operator not in ("concat", "bilinear")
         return self.operator == "weighted" or trained
+
+    def _read_targets(self, y: Any, n_rows: int) -> Targets:
+        require_y(y, self, "operator='weighted' and projection='supervised' learn from it")
+        kinds, why = (
+            CLASSES,
+            (
+                "projection='supervised' trains a classifier and needs classes; projection='pca' "
+                "needs no y"
+            ),
+        )
+        if self.operator == "weighted":
+            kinds, why = CLASSES | {"continuous"}, "operator='weighted' needs classes or numbers"
+        targets = read_targets(y, kinds, why, n_rows=n_rows)
+        if self.class_weight != "balanced" or targets.kind in NUMBERS:
+            return targets
+        return targets.weighted(targets.balance(np.ones(n_rows)))
 
     def _fit_projections(
         self,

@@ -1,9 +1,8 @@
 """Weights of blocks by the leave-one-out error of kernel ridge regression, in closed form.
 
-With kernels K_1, ..., K_n of trace N, shares v on the simplex, M = Σ v_i K_i + λ I and
-P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (1ᵀ M⁻¹ 1), ridge regression with a free intercept that was fitted without
-row r misses its target by exactly (P y)_r / P_rr. The mean of its square is a smooth function of v
-and λ whose gradient has a closed form too, since dP = -P dM P.
+With kernels K_1, ..., K_n of trace N, shares v on the simplex and K = Σ v_i K_i, the mean squared
+error of `linear.ridge.leave_one_out_kernel` is a smooth function of v and λ whose gradient has a
+closed form too, since dP = -P dM P.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, optimize
+from scipy import optimize
+from scipy.special import softmax
 from sklearn.model_selection import train_test_split
 
-from .targets import Targets
+from .._targets import NUMBERS, Targets
+from ..linear.ridge import leave_one_out_kernel
 
 Floats = NDArray[np.float64]
 
@@ -27,38 +28,13 @@ _LOG_PENALTIES = (-9.0, 5.0)  # of λ, where the kernels' mean diagonal is 1
 def ridge_weights(
     blocks: Sequence[NDArray[np.floating]], targets: Targets, rng: np.random.RandomState
 ) -> tuple[Floats, Floats]:
-    """Choose the factors of blocks that are put side by side.
+    """Return the weights w of blocks that are put side by side, and their kernels' shares v.
 
-    Parameters
-    ----------
-    blocks : sequence of ndarray of shape (n_samples, width)
-        Scaled training rows.
-    targets : Targets
-        Their targets.
-    rng : numpy.random.RandomState
-        Draws, by class, the 1,000 rows that are looked at where there are more.
-
-    Returns
-    -------
-    weights : ndarray of shape (n_blocks,)
-        Factors w of the blocks, on the simplex. The kernel of [w_1 E_1 ‖ ... ‖ w_n E_n] is a
-        multiple of Σ shares_i K_i: a wide block needs a small factor for the same share.
-    shares : ndarray of shape (n_blocks,)
-        Shares v of the kernels of equal trace, on the simplex; 0 for a block that does not vary.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.targets import Targets
-    >>> from skfusion.fusion.weighted import ridge_weights
-    >>> rng = np.random.RandomState(0)
-    >>> y = np.repeat([0.0, 1.0], 20)[:, None]
-    >>> noise, signal = rng.normal(size=(40, 5)), y + 0.1 * rng.normal(size=(40, 5))
-    >>> shares = ridge_weights([noise, signal], Targets(y, None, np.ones(40)), rng)[1]
-    >>> bool(shares[1] > 0.8)
-    True
+    Both are on the simplex. The kernel of [w_1 E_1 ‖ ... ‖ w_n E_n] is a multiple of Σ v_i K_i, so
+    a wide block needs a small weight for the same share; a block that does not vary has share 0.
+    Where there are more than 1,000 rows, that many are drawn, stratified by class.
     """
-    if len(targets.matrix) > MOST_ROWS:
+    if len(targets) > MOST_ROWS:
         rows = _sample(targets, rng)
         blocks, targets = [block[rows] for block in blocks], targets.take(rows)
     kernels, traces = _kernels(blocks)
@@ -73,8 +49,8 @@ def ridge_weights(
 
 
 def _sample(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
-    codes = targets.codes
-    everything = np.arange(len(targets.matrix))
+    everything = np.arange(len(targets))
+    codes = None if targets.kind in NUMBERS else targets.codes
     if codes is not None and (np.bincount(codes).min() < 2 or codes.max() >= MOST_ROWS):
         codes = None  # a class too small to be split
     rows: NDArray[np.intp]
@@ -83,7 +59,7 @@ def _sample(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
 
 
 def _kernels(blocks: Sequence[NDArray[np.floating]]) -> tuple[list[Floats], Floats]:
-    """Give centred kernels of mean diagonal 1, and what their mean diagonal was."""
+    """Return centred kernels of mean diagonal 1, and what their mean diagonal was."""
     kernels, traces = [], []
     for block in blocks:
         centred = block.astype(np.float64) - block.mean(axis=0, dtype=np.float64)
@@ -115,7 +91,8 @@ def _best_shares(kernels: Sequence[Floats], targets: Targets) -> Floats:
         bounds=bounds,
         options={"maxiter": 50, "ftol": 1e-5},
     )
-    return _softmax(found.x[:-1])
+    best_shares: Floats = softmax(found.x[:-1])
+    return best_shares
 
 
 def _best_penalty(
@@ -129,52 +106,14 @@ def _best_penalty(
     return min(with_penalty)
 
 
-def leave_one_out(kernel: Floats, penalty: float, matrix: Floats) -> tuple[Floats, Floats]:
-    """Give what ridge regression without a row misses that row's target by.
-
-    Parameters
-    ----------
-    kernel : ndarray of shape (n_samples, n_samples)
-        The kernel.
-    penalty : float
-        λ > 0.
-    matrix : ndarray of shape (n_samples, n_targets)
-        Targets.
-
-    Returns
-    -------
-    errors : ndarray of shape (n_samples, n_targets)
-        Target minus prediction, for each row left out in turn.
-    P : ndarray of shape (n_samples, n_samples)
-        As in the module's description.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.weighted import leave_one_out
-    >>> errors, _ = leave_one_out(np.zeros((3, 3)), 1.0, np.array([[0.0], [1.0], [2.0]]))
-    >>> errors.ravel().round(6)
-    array([-1.5,  0. ,  1.5])
-    """
-    n = len(kernel)
-    factor = linalg.cholesky(kernel + penalty * np.eye(n), lower=True, check_finite=False)
-    inverse, _ = linalg.lapack.dpotri(factor, lower=True, overwrite_c=True)
-    inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    ones = inverse.sum(axis=1)
-    P = inverse - np.outer(ones, ones / ones.sum())
-    # A single row leaves none to learn from: its P is 0.
-    diagonal = np.maximum(np.diag(P), np.finfo(np.float64).tiny)[:, None]
-    return (P @ matrix) / diagonal, P
-
-
 def _loss_and_slope(
     kernels: Sequence[Floats], at: Floats, targets: Targets, *, slope: bool = True
 ) -> tuple[float, Floats]:
-    """Log of the mean squared error, and its derivative by share logits and log λ."""
-    shares, penalty = _softmax(at[:-1]), float(np.exp(at[-1]))
+    """Return the log mean squared error and its derivative by share logits and log λ."""
+    shares, penalty = softmax(at[:-1]), float(np.exp(at[-1]))
     kernel = sum(v * K for v, K in zip(shares, kernels, strict=True))
-    errors, P = leave_one_out(np.asarray(kernel), penalty, targets.matrix)
-    row_weights = targets.row_weights[:, None] / len(P)
+    errors, P = leave_one_out_kernel(np.asarray(kernel), penalty, targets.matrix)
+    row_weights = targets.weights[:, None] / len(P)
     loss = max(float((row_weights * errors**2).sum()), np.finfo(np.float64).tiny)
     if not slope:
         return np.log(loss), np.zeros(len(at))
@@ -186,8 +125,3 @@ def _loss_and_slope(
     by_share = np.array([np.vdot(by_kernel, K) for K in kernels])
     by_logit = shares * (by_share - shares @ by_share)
     return np.log(loss), np.append(by_logit, penalty * np.trace(by_kernel)) / loss
-
-
-def _softmax(logits: Floats) -> Floats:
-    raised = np.exp(logits - logits.max())
-    return np.asarray(raised / raised.sum())

@@ -1,4 +1,4 @@
-"""How well a layer will serve, from its standardised rows: one function a criterion."""
+"""How well a layer will serve, from its standardised rows: one function per criterion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import entr
 from sklearn.covariance import ledoit_wolf_shrinkage
 
-from .._targets import LayerTargets
+from .._targets import CLASSES, LABELS, NUMBERS, Kind, Targets
 from .evidence import log_evidence
 from .ridge import ridge_losses
 from .spectrum import spectrum
@@ -22,33 +22,21 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion and what it needs.
-
-    Parameters
-    ----------
-    of : callable
-        ``of(features, targets)`` gives the score, higher is better, or the loss of each row.
-    by_row : bool, default=False
-        Whether it gives losses of rows: then scores have standard errors and rows weights.
-    in_nats : bool, default=False
-        Whether a score is a log-likelihood a row, of which small differences can be called small.
-    needs : tuple of str, default=("classes", "labels", "numbers")
-        The kinds of targets that it takes; empty where it takes none.
-    """
+    """A criterion, ``of(features, targets)``: a score, higher is better, or the loss per row."""
 
     of: Callable[[Features, Any], Any]
-    by_row: bool = False
-    in_nats: bool = False
-    needs: tuple[str, ...] = ("classes", "labels", "numbers")
+    by_row: bool = False  # a loss per row: scores then have standard errors, and rows weights
+    in_nats: bool = False  # a log-likelihood per row, of which small differences are small
+    kinds: frozenset[Kind] = CLASSES | LABELS | NUMBERS  # of targets; empty where it takes none
 
 
-def logme(features: Features, targets: LayerTargets) -> float:
-    """Mean log evidence a row and target (You et al., ICML 2021), targets centred."""
+def logme(features: Features, targets: Targets) -> float:
+    """Mean log evidence per row and output (You et al., ICML 2021), targets centred."""
     centred = targets.matrix - targets.matrix.mean(axis=0)
     return float(log_evidence(features, centred).mean()) / len(centred)
 
 
-def h_score(features: Features, targets: LayerTargets) -> float:
+def h_score(features: Features, targets: Targets) -> float:
     """Shrunk H-score: trace of Σ⁻¹ Σ_between (Bao et al. 2019; Ibrahim et al. 2021).
 
     Σ is shrunk toward a multiple of the identity as Ledoit and Wolf have it, and Σ_between by the
@@ -57,7 +45,7 @@ def h_score(features: Features, targets: LayerTargets) -> float:
     n_samples, n_features = features.shape
     shrinkage = float(ledoit_wolf_shrinkage(features, assume_centered=True))
     decomposed = spectrum(features)
-    variance = decomposed.squares / n_samples
+    variance = decomposed.eigenvalues / n_samples
     level = shrinkage * variance.sum() / n_features
     # The means of classes in the basis of singular vectors, where Σ is diagonal.
     counts = targets.matrix.sum(axis=0)
@@ -67,7 +55,7 @@ def h_score(features: Features, targets: LayerTargets) -> float:
     return (1 - shrinkage) * float(between)
 
 
-def variability(features: Features, targets: LayerTargets) -> float:
+def variability(features: Features, targets: Targets) -> float:
     """Variance between classes over variance within them.
 
     The inverse of the variability ratio that neural collapse brings to zero, by its traces
@@ -82,7 +70,7 @@ def variability(features: Features, targets: LayerTargets) -> float:
 
 def effective_rank(features: Features, targets: None) -> float:
     """Exponential of the entropy of the singular values (Roy and Vetterli, EUSIPCO 2007)."""
-    values = np.sqrt(spectrum(features).squares)
+    values = np.sqrt(spectrum(features).eigenvalues)
     return float(np.exp(entr(values / values.sum()).sum()))
 
 
@@ -90,7 +78,7 @@ def effective_rank(features: Features, targets: None) -> float:
 CRITERIA: dict[str, Criterion] = {
     "logme": Criterion(logme, in_nats=True),
     "ridge": Criterion(ridge_losses, by_row=True, in_nats=True),
-    "h_score": Criterion(h_score, needs=("classes",)),
-    "variability": Criterion(variability, needs=("classes",)),
-    "effective_rank": Criterion(effective_rank, needs=()),
+    "h_score": Criterion(h_score, kinds=CLASSES),
+    "variability": Criterion(variability, kinds=CLASSES),
+    "effective_rank": Criterion(effective_rank, kinds=frozenset()),
 }

@@ -28,19 +28,9 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def log_evidence(features: NDArray[np.floating[Any]], matrix: Floats) -> Floats:
-    """Give the largest log evidence of each target, over both variances.
+    """Return the largest log evidence per target, in nats, over both variances.
 
-    Parameters
-    ----------
-    features : ndarray of shape (n_samples, n_features)
-        A layer.
-    matrix : ndarray of float64, shape (n_samples, n_targets)
-        Targets.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_targets,)
-        Log evidence in nats. Scaling the features changes nothing.
+    Scaling the features changes nothing.
 
     Examples
     --------
@@ -52,19 +42,19 @@ def log_evidence(features: NDArray[np.floating[Any]], matrix: Floats) -> Floats:
     True
     """
     decomposed = spectrum(features)
-    squares = decomposed.squares
-    parts = (decomposed.basis.T @ matrix) ** 2 / squares[:, None]  # z²
+    eigenvalues = decomposed.eigenvalues
+    parts = (decomposed.basis.T @ matrix) ** 2 / eigenvalues[:, None]  # z²
     rest = np.maximum((matrix**2).sum(axis=0) - parts.sum(axis=0), 0.0)
-    unit = float(squares.mean()) if len(squares) else 1.0
+    unit = float(eigenvalues.mean()) if len(eigenvalues) else 1.0
     targets = zip(parts.T, rest, strict=True)
-    return np.array([_largest(squares / unit, z, r, len(matrix)) for z, r in targets])
+    return np.array([_largest(eigenvalues / unit, z, r, len(matrix)) for z, r in targets])
 
 
-def _largest(squares: Floats, parts: Floats, rest: float, n_samples: int) -> float:
+def _largest(eigenvalues: Floats, parts: Floats, rest: float, n_samples: int) -> float:
     """Search r on a grid, then between the best point's neighbours."""
 
     def negative(log_ratio: float) -> float:
-        return -_profile(log_ratio, squares, parts, rest, n_samples)
+        return -_profile(log_ratio, eigenvalues, parts, rest, n_samples)
 
     best = int(np.argmin([negative(at) for at in _GRID]))
     around = (_GRID[max(best - 1, 0)], _GRID[min(best + 1, len(_GRID) - 1)])
@@ -75,10 +65,10 @@ def _largest(squares: Floats, parts: Floats, rest: float, n_samples: int) -> flo
 
 
 def _profile(
-    log_ratio: float, squares: Floats, parts: Floats, rest: float, n_samples: int
+    log_ratio: float, eigenvalues: Floats, parts: Floats, rest: float, n_samples: int
 ) -> float:
     """Log evidence at an r and the b that fits it best."""
-    grown = 1 + squares * np.exp(log_ratio)
+    grown = 1 + eigenvalues * np.exp(log_ratio)
     remaining = max(float((parts / grown).sum()) + rest, _TINY)
     fit = n_samples * (np.log(n_samples / (2 * np.pi * remaining)) - 1)
     return float(fit - np.log(grown).sum()) / 2

@@ -1,4 +1,4 @@
-"""`layer_scores`: how well each layer will serve a classifier, without training one a layer."""
+"""`layer_scores`: how well each layer will serve a classifier, without training one per layer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_array
+from sklearn.utils import check_array, compute_sample_weight
+from sklearn.utils.validation import _check_sample_weight
 
 from .._blocks import EmbeddingBlocks, densify
-from .._targets import LayerTargets, read_layer_targets
+from .._targets import CLASSES, LABELS, NUMBERS, Targets, read_targets
 from .criteria import CRITERIA
 
 Floats = NDArray[np.float64]
 
-#: How far behind the best a shallower layer may be, in nats a row: a hundredth of a bit.
+#: How far behind the best a shallower layer may be, in nats per row: a hundredth of a bit.
 TOLERANCE = 0.01 * float(np.log(2))
 
 
@@ -32,8 +33,8 @@ class LayerScores:
     names : tuple of str
         The layers.
     scores : ndarray of float64, shape (n_layers,)
-        Of "logme", mean log evidence a row and target. Of "ridge", minus the mean log-loss of rows
-        that were left out. Both are in nats.
+        Of "logme", mean log evidence per row and output. Of "ridge", minus the mean log-loss of
+        rows that were left out. Both are in nats.
     standard_errors : ndarray of float64, shape (n_layers,), or None
         Of each score's difference to the best, from the rows' own differences. None where the
         criterion does not speak of rows.
@@ -43,7 +44,7 @@ class LayerScores:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.layer_scores import LayerScores
+    >>> from skfusion import LayerScores
     >>> scores = np.array([-0.6, -0.505, -0.5])
     >>> found = LayerScores("logme", ("a", "b", "c"), scores, None, None)
     >>> found.best, found.shallowest([1, 2, 3])
@@ -64,7 +65,7 @@ class LayerScores:
     def shallowest(self, depths: Sequence[int]) -> str:
         """Follow the best layer toward the shallower ones, as long as they are as good.
 
-        As good is what lies within a hundredth of a bit a row of the best, by the criteria that
+        As good is what lies within a hundredth of a bit per row of the best, by the criteria that
         are in nats; by others, what scores the same. A shallower layer costs less to compute. The
         way ends before a stretch of more than a tenth of the depths at which no layer is as good.
 
@@ -122,7 +123,7 @@ def layer_scores(
     class_weight : dict, "balanced" or None, default=None
         As in `LogisticRegression`; for "ridge".
     sample_weight : array-like of shape (n_samples,) or None, default=None
-        What each row counts; for "ridge".
+        Weights per row; for "ridge".
 
     Returns
     -------
@@ -151,7 +152,7 @@ def layer_scores(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.layer_scores import layer_scores
+    >>> from skfusion import layer_scores
     >>> rng = np.random.default_rng(0)
     >>> y = np.tile(["neg", "pos"], 30)
     >>> noise = rng.normal(size=(60, 4))
@@ -180,26 +181,8 @@ def read_criterion_targets(
     *,
     class_weight: Any = None,
     sample_weight: Any = None,
-) -> LayerTargets | None:
-    """Check that a criterion can use the targets.
-
-    Parameters
-    ----------
-    criterion, y, class_weight, sample_weight
-        As in `layer_scores`.
-    n_rows : int
-        How many rows the layers have.
-
-    Returns
-    -------
-    LayerTargets or None
-        None for a criterion that takes no targets.
-
-    Raises
-    ------
-    ValueError
-        If it cannot.
-    """
+) -> Targets | None:
+    """Return the targets that a criterion scores by, or None where it takes none."""
     if criterion not in CRITERIA:
         raise ValueError(f"criterion={criterion!r} must be one of {', '.join(CRITERIA)}.")
     rule = CRITERIA[criterion]
@@ -208,45 +191,61 @@ def read_criterion_targets(
             f"criterion={criterion!r} takes no class_weight and no sample_weight; "
             f"criterion='ridge' does."
         )
-    if not rule.needs:
+    if not rule.kinds:
         return None
     if y is None:
         raise ValueError(
             f"criterion={criterion!r} requires y to be passed, but the target y is None. "
             f"criterion='effective_rank' takes none."
         )
-    targets = read_layer_targets(y, n_rows, class_weight=class_weight, sample_weight=sample_weight)
-    if targets.kind not in rule.needs:
+    why = "layers can be scored with classes, a label indicator matrix, or numbers"
+    targets = read_targets(y, CLASSES | LABELS | NUMBERS, why, n_rows=n_rows)
+    if targets.kind not in rule.kinds:
+        holds = "numbers" if targets.kind in NUMBERS else "labels"
         raise ValueError(
-            f"criterion={criterion!r} takes {' or '.join(rule.needs)}, but y holds "
-            f"{targets.kind}. criterion='ridge' takes them."
+            f"criterion={criterion!r} takes classes, but y is {targets.kind!r}: {holds}. "
+            f"criterion='ridge' takes them."
         )
-    return targets
+    return targets.weighted(_row_weights(targets, class_weight, sample_weight))
+
+
+def _row_weights(targets: Targets, class_weight: Any, sample_weight: Any) -> Floats:
+    """Return weights per row, 1 in the mean of those above 0."""
+    weights: Floats = _check_sample_weight(
+        sample_weight, targets.matrix, dtype=np.float64, ensure_non_negative=True
+    )
+    if class_weight is not None:
+        if targets.kind not in CLASSES:
+            raise ValueError(
+                f"class_weight={class_weight!r} needs classes, but y is {targets.kind!r}."
+            )
+        assert targets.classes is not None
+        weights *= compute_sample_weight(class_weight, targets.classes[targets.codes])
+    positive = weights[weights > 0]
+    if len(positive) < 2:
+        raise ValueError(
+            f"Layers are scored by leaving rows out, which takes two rows of positive weight at "
+            f"least; got n_samples={len(positive)}."
+        )
+    weights /= positive.mean()
+    return weights
 
 
 def score_layers(
-    layers: Iterable[tuple[str, Any]], targets: LayerTargets | None, criterion: str
+    layers: Iterable[tuple[str, Any]], targets: Targets | None, criterion: str
 ) -> LayerScores:
-    """Score layers one after the other, so that they need not be in memory together.
-
-    Parameters
-    ----------
-    layers : iterable of (str, array of shape (n_samples, n_features))
-        Names and layers.
-    targets : LayerTargets or None
-        From `read_criterion_targets`.
-    criterion : str
-        As in `layer_scores`.
-
-    Returns
-    -------
-    LayerScores
-        Their scores.
-    """
+    """Score named layers one after the other, so that they need not be in memory together."""
     rule = CRITERIA[criterion]
+    rows = None
+    if targets is not None and not targets.weights.all():
+        rows = np.flatnonzero(targets.weights)
+        targets = targets.take(rows)
     names, made = [], []
     for name, layer in layers:
-        features = _standardise(name, layer, targets)
+        array = check_array(
+            densify(layer), dtype=[np.float32, np.float64], input_name=name, ensure_min_samples=2
+        )
+        features = StandardScaler().fit_transform(array if rows is None else array[rows])
         names.append(name)
         made.append(rule.of(features, targets))
     if not rule.by_row or targets is None:
@@ -260,21 +259,11 @@ def score_layers(
 
 
 def _standard_errors(differences: Floats, shares: Floats) -> Floats:
-    """Give the standard errors of weighted means; of equal weights, std / √n."""
+    """Return the standard errors of weighted means; of equal weights, std / √n."""
     n = len(shares)
     around = differences - shares @ differences
     errors: Floats = np.sqrt(shares**2 @ around**2 * n / (n - 1))
     return errors
-
-
-def _standardise(name: str, layer: Any, targets: LayerTargets | None) -> NDArray[Any]:
-    layer = check_array(
-        densify(layer), dtype=[np.float32, np.float64], input_name=name, ensure_min_samples=2
-    )
-    if targets is not None and len(layer) != len(targets.rows):
-        layer = layer[targets.rows]
-    scaled: NDArray[Any] = StandardScaler().fit_transform(layer)
-    return scaled
 
 
 def _name_layers(blocks: Any) -> Mapping[str, Any]:

@@ -1,10 +1,12 @@
-"""Leave-one-out predictions and log-loss of ridge regression on a layer, in closed form.
+"""Leave-one-out predictions of ridge regression in closed form, by features and by kernel.
 
-With weights w, weighted means taken off and rows multiplied by √w, let U S be the singular vectors
-and values of the layer. At penalty λ the row i pulls its own fit by
+By features, with weights w, weighted means taken off and rows multiplied by √w, let U S be the
+singular vectors and values of the rows. At penalty λ row i pulls its own fit by
 h_i = w_i / Σw + Σ_k U_ik² S_k² / (S_k² + λ), and ridge regression with a free intercept that was
 fitted without row i misses its target by (y_i - fit_i) / (1 - h_i): exact, not an approximation.
 One decomposition serves all λ (Golub, Heath and Wahba, Technometrics 1979).
+
+By kernel, with M = K + λ I and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (1ᵀ M⁻¹ 1), it misses by (P y)_i / P_ii.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 from scipy.special import logsumexp, softmax
 
-from .._targets import LayerTargets
+from .._targets import LABELS, NUMBERS, Targets
 from .spectrum import spectrum
 
 Floats = NDArray[np.float64]
@@ -27,33 +30,22 @@ _NEWTON_STEPS, _PRECISION = 30, 1e-6
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-def ridge_losses(features: NDArray[np.floating[Any]], targets: LayerTargets) -> Floats:
-    """Give each row's log-loss by ridge regression that was fitted without it.
+def ridge_losses(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
+    """Return the log-loss per row, in nats, by ridge regression that was fitted without it.
 
     The penalty is the one with the smallest mean squared error of rows left out. Its predictions s
     of classes become probabilities p_c ∝ π_c exp(t (s_c - π_c)), where π are the classes' shares
     and t >= 0, an inverse temperature, minimises the mean log-loss: a layer that knows nothing has
-    t = 0 and gives the shares. Numbers have Gaussian errors, with the errors' own variance.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n_samples, n_features)
-        A layer, standardised.
-    targets : LayerTargets
-        The targets of the same rows.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_samples,)
-        Log-losses in nats, summed over outputs where there are several.
+    t = 0 and gives the shares. Each label is a pair of classes, and losses are summed over labels
+    and outputs. Numbers have Gaussian errors, with the errors' own variance.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion._targets import read_layer_targets
+    >>> from skfusion._targets import CLASSES, read_targets
     >>> from skfusion.linear.ridge import ridge_losses
     >>> y = np.tile([0, 1], 20)
-    >>> targets = read_layer_targets(y, 40)
+    >>> targets = read_targets(y, CLASSES, "")
     >>> noise = np.random.default_rng(0).normal(size=(40, 3))
     >>> [round(float(ridge_losses(noise + k * y[:, None], targets).mean()), 2) for k in (0, 2)]
     [0.69, 0.01]
@@ -63,29 +55,15 @@ def ridge_losses(features: NDArray[np.floating[Any]], targets: LayerTargets) -> 
     path = leave_one_out_path(features, targets.matrix, targets.weights, penalties)
     errors = [targets.shares @ ((p - targets.matrix) ** 2).sum(axis=1) for p in path]
     predicted = path[int(np.argmin(errors))]
-    return (_gaussian if targets.kind == "numbers" else _softmax)(predicted, targets)
+    return (_gaussian if targets.kind in NUMBERS else _softmax)(predicted, targets)
 
 
 def leave_one_out_path(
     features: NDArray[np.floating[Any]], matrix: Floats, weights: Floats, penalties: Floats
 ) -> Floats:
-    """Predict each row by ridge regression that was fitted without it.
+    """Return predictions (n_penalties, n_samples, n_outputs), each row's by a fit without it.
 
-    Parameters
-    ----------
-    features : ndarray of shape (n_samples, n_features)
-        Rows.
-    matrix : ndarray of float64, shape (n_samples, n_targets)
-        Targets.
-    weights : ndarray of float64, shape (n_samples,)
-        What each row counts, above 0.
-    penalties : ndarray of float64, shape (n_penalties,)
-        λ of Σ w_i |y_i - b - x_i B|² + λ |B|², above 0.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_penalties, n_samples, n_targets)
-        Predictions.
+    λ is that of Σ w_i |y_i - b - x_i B|² + λ |B|²; weights and penalties are above 0.
 
     Examples
     --------
@@ -98,7 +76,7 @@ def leave_one_out_path(
     decomposed = spectrum(_centre(features, weights))
     basis, roots = decomposed.basis, np.sqrt(weights)
     residual = (matrix - (weights @ matrix) / weights.sum()) * roots[:, None]
-    shrunk = 1 / (decomposed.squares[:, None] + penalties)  # (rank, n_penalties)
+    shrunk = 1 / (decomposed.eigenvalues[:, None] + penalties)  # (rank, n_penalties)
     leverage = (weights / weights.sum())[:, None] + basis**2 @ shrunk.astype(basis.dtype)
     slopes = shrunk[:, :, None] * (basis.T @ residual)[:, None, :]
     fitted = np.tensordot(basis, slopes.astype(basis.dtype), axes=1)  # (rows, penalties, targets)
@@ -106,6 +84,29 @@ def leave_one_out_path(
     free = np.maximum(1 - leverage, np.finfo(basis.dtype).eps) * roots[:, None]
     errors = (residual[:, None, :] - fitted) / free[:, :, None]
     return np.ascontiguousarray((matrix[:, None, :] - errors).swapaxes(0, 1))
+
+
+def leave_one_out_kernel(kernel: Floats, penalty: float, matrix: Floats) -> tuple[Floats, Floats]:
+    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, and P.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.linear.ridge import leave_one_out_kernel
+    >>> y = np.array([[0.0], [1.0], [2.0]])
+    >>> errors, _ = leave_one_out_kernel(np.zeros((3, 3)), 1.0, y)
+    >>> errors.ravel().round(6)
+    array([-1.5,  0. ,  1.5])
+    """
+    n = len(kernel)
+    factor = linalg.cholesky(kernel + penalty * np.eye(n), lower=True, check_finite=False)
+    inverse, _ = linalg.lapack.dpotri(factor, lower=True, overwrite_c=True)
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    ones = inverse.sum(axis=1)
+    P = inverse - np.outer(ones, ones / ones.sum())
+    # A single row leaves none to learn from: its P is 0.
+    diagonal = np.maximum(np.diag(P), _TINY)[:, None]
+    return (P @ matrix) / diagonal, P
 
 
 def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.floating[Any]]:
@@ -116,21 +117,25 @@ def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.
     return centred
 
 
-def _gaussian(predicted: Floats, targets: LayerTargets) -> Floats:
-    squares = (targets.matrix - predicted) ** 2
-    variances = np.maximum(targets.shares @ squares, _TINY)
-    losses: Floats = ((np.log(2 * np.pi * variances) + squares / variances) / 2).sum(axis=1)
+def _gaussian(predicted: Floats, targets: Targets) -> Floats:
+    errors = (targets.matrix - predicted) ** 2
+    variances = np.maximum(targets.shares @ errors, _TINY)
+    losses: Floats = ((np.log(2 * np.pi * variances) + errors / variances) / 2).sum(axis=1)
     return losses
 
 
-def _softmax(predicted: Floats, targets: LayerTargets) -> Floats:
-    """Log-losses of classes, or of every label's two options, at the best temperature."""
-    shape = (len(predicted), -1, targets.n_options)
-    true = targets.matrix.reshape(shape)
-    priors = (targets.shares @ targets.matrix).reshape(shape[1:])
-    scores = predicted.reshape(shape) - priors
+def _softmax(predicted: Floats, targets: Targets) -> Floats:
+    """Return the log-losses at the best temperature of options (n_samples, n_labels or 1, k)."""
+
+    def options(matrix: Floats) -> Floats:
+        both = targets.kind in LABELS
+        return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
+
+    true, shares = options(targets.matrix), targets.shares
+    priors = np.tensordot(shares, true, axes=1)
+    scores = options(predicted) - priors
     log_priors = np.log(np.maximum(priors, _TINY))
-    sharpness = _sharpness(scores, true, log_priors, targets.shares)
+    sharpness = _sharpness(scores, true, log_priors, shares)
     logits = log_priors + sharpness * scores
     losses: Floats = (logsumexp(logits, axis=2) - (true * logits).sum(axis=2)).sum(axis=1)
     return losses

@@ -1,7 +1,8 @@
-"""Scaling of a block, fitted on training rows."""
+"""Scaling of a block, and the mean over standardised blocks; learnt from training rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,38 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.preprocessing import StandardScaler
 
+Vectors = NDArray[np.float32]
+
 _CONSTANT = 100  # times the dtype's precision: such a std is what rounding leaves
 
 
 @dataclass(frozen=True)
 class Scaler:
-    """How a block is scaled.
+    """How a block is scaled: its columns standardised, its rows to unit norm, or not at all."""
 
-    Parameters
-    ----------
-    how : "standard", "l2" or None
-        The `scale` parameter.
-    mean, std : ndarray of shape (width,) or None
-        What "standard" takes off and divides by.
-    """
-
-    how: str | None
+    how: str | None  # "standard", "l2" or None
     mean: NDArray[Any] | None = None
     std: NDArray[Any] | None = None
 
     def __call__(self, block: NDArray[Any]) -> NDArray[Any]:
-        """Scale rows.
-
-        Parameters
-        ----------
-        block : ndarray of shape (n_samples, width)
-            The block.
-
-        Returns
-        -------
-        ndarray of the same shape and dtype
-            A new array; with ``how=None`` the block itself.
-        """
+        """Return the scaled rows in a new array of the same dtype; with None the block itself."""
         if self.how == "standard":
             assert self.mean is not None and self.std is not None
             scaled: NDArray[Any] = block - self.mean.astype(block.dtype)
@@ -55,22 +39,7 @@ class Scaler:
 def fit_scaler(
     block: NDArray[Any], how: str | None, weights: NDArray[Any] | None = None
 ) -> Scaler:
-    """Learn the scaling of a block.
-
-    Parameters
-    ----------
-    block : ndarray of shape (n_samples, width)
-        Training rows.
-    how : "standard", "l2" or None
-        Zero mean and unit variance of columns (a column that does not vary is only centred),
-        unit norm of rows, or nothing.
-    weights : ndarray of shape (n_samples,) or None, default=None
-        How much each row counts.
-
-    Returns
-    -------
-    Scaler
-        Applies it to other rows.
+    """Learn the scaling of a block; a column that does not vary is only centred.
 
     Examples
     --------
@@ -87,3 +56,35 @@ def fit_scaler(
     std, precision = np.sqrt(fitted.var_), np.finfo(block.dtype)
     constant = std <= _CONSTANT * precision.eps * np.abs(fitted.mean_) + precision.tiny
     return Scaler(how, fitted.mean_, np.where(constant, 1.0, std))
+
+
+def column_scales(columns: Iterable[Vectors]) -> tuple[Vectors, Vectors]:
+    """Return means and standard deviations of blocks (n_texts, width), one row per block.
+
+    A standard deviation is 1 where nothing varies.
+    """
+    fitted = [StandardScaler().fit(column) for column in columns]
+    means = np.array([scaler.mean_ for scaler in fitted], dtype=np.float32)
+    return means, np.array([scaler.scale_ for scaler in fitted], dtype=np.float32)
+
+
+def mean_over_layers(
+    columns: Iterable[Vectors], n_texts: int, scales: tuple[Vectors, Vectors], n_poolings: int
+) -> Vectors:
+    """Standardise blocks, poolings varying fastest, and return the mean over layers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skfusion.linear.scaling import mean_over_layers
+    >>> scales = np.zeros((2, 1), np.float32), np.ones((2, 1), np.float32)
+    >>> columns = [np.array([[1.0]], np.float32), np.array([[4.0]], np.float32)]
+    >>> mean_over_layers(columns, 1, scales, 1)
+    array([[2.5]], dtype=float32)
+    """
+    n_columns, width = scales[0].shape
+    total = np.zeros((n_texts, n_poolings, width), dtype=np.float32)
+    for i, (column, mean, std) in enumerate(zip(columns, *scales, strict=True)):
+        total[:, i % n_poolings] += (column - mean) / std
+    total /= n_columns // n_poolings
+    return total.reshape(n_texts, n_poolings * width)

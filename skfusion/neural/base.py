@@ -20,14 +20,15 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
+from .._targets import Targets, require_y
 from ..fusion.registry import OwnOperatorsMixin, find_operator
 from ..linear.scaling import fit_scaler
 from .callbacks import own_callbacks
 from .inputs import Blocks, mix_groups, read_input, scale
+from .losses import LOSS_OF
 from .modules import Architecture, FusionNet
 from .rows import Rows, balance, merge_rows
 from .solvers import Recipe, Task, solve
-from .targets import Targets
 from .training import CHUNK, HeadNet, Job, Trained, make_net, train_one
 
 
@@ -158,11 +159,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         merge: bool = True,
     ) -> tuple[Rows, str]:
         """Read training rows, scaled, and the kind of their targets."""
-        if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                f"is None."
-            )
+        require_y(y, self)
         blocks = read_input(self, X, reset=reset)
         targets = self._read_targets(y, reset=reset)
         check_consistent_length(next(iter(blocks.arrays.values())), targets.matrix)
@@ -177,8 +174,8 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         if not len(chosen):
             raise ValueError("All rows have weight 0. Give some of them a sample_weight above 0.")
         blocks = Blocks({name: block[chosen] for name, block in blocks.arrays.items()})
-        targets = Targets(targets.kind, targets.matrix[chosen], targets.codes[chosen])
-        return self._to_rows(blocks, targets, counts, factors[chosen], reset=reset), targets.kind
+        rows = self._to_rows(blocks, targets.take(chosen), counts, factors[chosen], reset=reset)
+        return rows, LOSS_OF[targets.kind]
 
     def _to_rows(
         self,

@@ -15,9 +15,9 @@ from sklearn.utils import Tags
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.class_weight import compute_sample_weight
 
+from .._targets import CLASSES, LABELS, Targets, read_targets
 from .base import BaseFusionMLP
 from .solvers import Task
-from .targets import Targets, read_classes
 
 
 class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
@@ -182,6 +182,8 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
 
     classes_: NDArray[Any]
     _known: NDArray[Any] | None
+
+    _multilabel: bool
 
     def __init__(
         self,
@@ -378,16 +380,19 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         return len(self.classes_) == 2 and not self._multilabel
 
     def _read_targets(self, y: Any, *, reset: bool) -> Targets:
-        targets, classes = read_classes(y, self._known if reset else self.classes_)
-        multilabel = targets.kind == "sigmoid"
+        why = (
+            f"{type(self).__name__} takes classes or a 0/1 indicator of labels; "
+            f"MultiOutputClassifier takes several sets of classes"
+        )
+        known = self._known if reset else self.classes_
+        if not reset and self._multilabel:
+            known = None  # labels have no names
+        targets = read_targets(y, CLASSES | LABELS, why, classes=known)
+        multilabel = targets.kind in LABELS
+        assert targets.classes is not None
         if reset:
-            self.classes_, self._multilabel = classes, multilabel
-            if len(classes) < 2 and not multilabel:
-                raise ValueError(
-                    f"y must hold two classes at least to learn from, got 1 class: "
-                    f"{classes.tolist()[0]!r} (n_samples={len(targets.matrix)})."
-                )
-        elif multilabel != self._multilabel or len(classes) != len(self.classes_):
+            self.classes_, self._multilabel = targets.classes, multilabel
+        elif multilabel != self._multilabel or len(targets.classes) != len(self.classes_):
             raise ValueError("y is not of the kind of the first fit: classes or labels changed.")
         return targets
 
@@ -399,9 +404,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         factors: NDArray[np.float64]
         if self.class_weight == "balanced" and not self._multilabel:
             # By weight, not by number, so that weight 2 is the same as two rows.
-            sums = counts @ targets.matrix
-            shares = counts.sum() / (np.count_nonzero(sums) * np.where(sums > 0, sums, 1.0))
-            factors = targets.matrix @ shares
+            factors = targets.balance(counts)
         else:
             factors = compute_sample_weight(self.class_weight, np.asarray(y))
         return factors

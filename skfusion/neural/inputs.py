@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._blocks import EmbeddingBlocks
-from .._boundaries import SINGLE, check_block, frame_columns, read_blocks
+from .._boundaries import SINGLE, check_block, read_blocks
 from ..linear.scaling import Scaler
 
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
@@ -60,9 +60,7 @@ def read_input(estimator: Any, X: Any, *, reset: bool) -> Blocks:
         present = _present_blocks(estimator, X)
         if len(present) < len(estimator.block_indices_):
             return Blocks({name: check_block(estimator, X, name) for name in present})
-    block_sizes = None if _has_boundaries(X) else SINGLE
-    arrays = read_blocks(estimator, X, block_sizes, reset=reset)
-    return Blocks(dict(zip(estimator.block_indices_, arrays, strict=True)))
+    return Blocks(read_blocks(estimator, X, reset=reset, default=SINGLE))
 
 
 def scale(
@@ -135,13 +133,6 @@ def mix_groups(names: list[str], widths: list[int], layer: str | None) -> list[l
             listed = ", ".join(f"{names[i]}: {widths[i]}" for i in group)
             raise ValueError(f"layer='mix' needs layers of one width, got {listed}.")
     return mixed
-
-
-def _has_boundaries(X: Any) -> bool:
-    if isinstance(X, EmbeddingBlocks):
-        return True
-    columns = frame_columns(X)
-    return columns is not None and all("__" in c and c.partition("__")[0] for c in columns)
 
 
 def _present_blocks(estimator: Any, X: EmbeddingBlocks) -> list[str]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._targets import Kind
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -48,4 +50,12 @@ LOSSES: dict[str, Loss] = {
     "softmax": Loss(_softmax_rows, lambda z, y: torch.softmax(z, dim=-1) - y, 0.5),
     "sigmoid": Loss(_sigmoid_rows, lambda z, y: torch.sigmoid(z) - y, 0.25),
     "squares": Loss(_square_rows, lambda z, y: z - y, 1.0),
+}
+#: The loss of each kind of targets.
+LOSS_OF: dict[Kind, str] = {
+    "binary": "softmax",
+    "multiclass": "softmax",
+    "multilabel-indicator": "sigmoid",
+    "continuous": "squares",
+    "continuous-multioutput": "squares",
 }

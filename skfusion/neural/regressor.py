@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin, _fit_context
 from sklearn.utils import Tags
 
+from .._targets import NUMBERS, Targets, read_targets
 from .base import BaseFusionMLP
-from .targets import Targets, read_numbers
 
 
 class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
@@ -263,7 +263,8 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         return predicted[:, 0] if self._flat else predicted
 
     def _read_targets(self, y: Any, *, reset: bool) -> Targets:
-        targets, flat = read_numbers(y)
+        targets = read_targets(y, NUMBERS, f"{type(self).__name__} takes numbers")
+        flat = targets.kind == "continuous"
         n_outputs = targets.matrix.shape[1]
         if reset:
             self.n_outputs_, self._flat = n_outputs, flat

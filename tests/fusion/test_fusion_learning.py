@@ -10,11 +10,13 @@ from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
 from skfusion._blocks import EmbeddingBlocks
-from skfusion.fusion import pca, weighted
-from skfusion.fusion.projection import add_bias, random_projection
+from skfusion._targets import CLASSES, read_targets
+from skfusion.fusion import weighted
+from skfusion.fusion.projection import add_bias, pca_projection, random_projection
 from skfusion.fusion.registry import OPERATORS
-from skfusion.fusion.targets import Targets
 from skfusion.fusion.transformer import FusionTransformer
+from skfusion.linear import spectrum
+from skfusion.linear.ridge import leave_one_out_kernel
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_model_beside_itself_is_that_model_under_ridge(rng, penalty):
 def test_exact_components(rng, shape, dtype):
     X = (rng.normal(size=shape) @ rng.normal(size=(shape[1], shape[1])) + 5).astype(dtype)
     k = 20
-    found = pca.pca_projection(X, k, np.random.RandomState(0))(X)
+    found = pca_projection(X, k, np.random.RandomState(0))(X)
     expected = PCA(k, svd_solver="full").fit_transform(X.astype(np.float64))
     tolerance = 1e-4 if dtype == np.float32 else 1e-9
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=tolerance * expected.max())
@@ -66,9 +68,9 @@ def test_exact_components(rng, shape, dtype):
 def test_the_randomised_solver_keeps_the_variance(rng):
     widths = np.arange(1, 1601) ** -0.7
     X = rng.normal(size=(1800, 1600)) * widths
-    assert pca.prefers_randomised(X.shape, 16)
-    found = pca.pca_projection(X, 16, np.random.RandomState(0))
-    exact = pca._from_covariance(X, X.mean(axis=0), 16)
+    assert spectrum.prefers_randomised(X.shape, 16)
+    found = pca_projection(X, 16, np.random.RandomState(0))
+    exact = spectrum._from_covariance(X, X.mean(axis=0), 16)
     kept, best = ((X @ W).var(axis=0).sum() for W in (found.weight, exact))
     assert kept > best * (1 - 1e-3)
     np.testing.assert_allclose(found.weight.T @ found.weight, np.eye(16), atol=1e-9)
@@ -77,7 +79,7 @@ def test_the_randomised_solver_keeps_the_variance(rng):
 def test_directions_without_variance_give_zeros(rng):
     X = rng.normal(size=(20, 3)) @ rng.normal(size=(3, 10))
     for rows in (X, X[:8]):
-        project = pca.pca_projection(rows, 5, np.random.RandomState(0))
+        project = pca_projection(rows, 5, np.random.RandomState(0))
         np.testing.assert_array_equal(project.weight[:, 3:], 0)
 
 
@@ -136,13 +138,13 @@ def test_sums_and_single_blocks_have_no_bias(rng):
 def test_leave_one_out_against_refits(rng, penalty):
     X, Y = rng.normal(size=(25, 8)) + 4, rng.normal(size=(25, 2))
     left_out = cross_val_predict(Ridge(penalty), X, Y, cv=LeaveOneOut())
-    errors, _ = weighted.leave_one_out(X @ X.T, penalty, Y)
+    errors, _ = leave_one_out_kernel(X @ X.T, penalty, Y)
     np.testing.assert_allclose(errors, Y - left_out, rtol=1e-8)
 
 
 def test_the_slope_against_differences(problem):
     X, y = problem
-    targets = Targets(np.eye(3)[y], y, np.linspace(0.5, 1.5, 90))
+    targets = read_targets(y, CLASSES, "").weighted(np.linspace(0.5, 1.5, 90))
     kernels, _ = weighted._kernels(list(X.blocks.values()))
     at = np.array([0.1, 0.5, -0.3, -1.0])
     _, slope = weighted._loss_and_slope(kernels, at, targets)
@@ -168,7 +170,7 @@ def test_weights(problem):
 
 def test_weights_are_no_worse_than_equal_ones_or_a_single_block(problem):
     X, y = problem
-    targets = Targets(np.eye(3)[y], y, np.ones(90))
+    targets = read_targets(y, CLASSES, "")
     kernels, _ = weighted._kernels(list(X.blocks.values()))
 
     def best(shares: np.ndarray) -> float:

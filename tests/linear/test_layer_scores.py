@@ -12,10 +12,9 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from skfusion import EmbeddingBlocks
-from skfusion._targets import read_layer_targets
 from skfusion.linear.criteria import CRITERIA
 from skfusion.linear.evidence import log_evidence
-from skfusion.linear.layer_scores import LayerScores, layer_scores
+from skfusion.linear.layer_scores import LayerScores, layer_scores, read_criterion_targets
 from skfusion.linear.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_losses
 
 RIDGE = {"criterion": "ridge"}
@@ -70,7 +69,7 @@ def test_losses_are_those_of_the_best_penalty_and_temperature():
         return -np.log((matrix * raised).sum(axis=1) / raised.sum(axis=1))
 
     best = optimize.minimize_scalar(lambda t: losses(t).mean(), bounds=(0, 100)).x
-    made = ridge_losses(X, read_layer_targets(y, 20))
+    made = ridge_losses(X, read_criterion_targets("ridge", y, 20))
     np.testing.assert_allclose(made, losses(best), atol=1e-4)
 
 
