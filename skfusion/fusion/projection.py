@@ -52,10 +52,8 @@ class CountSketch:
     def __call__(self, block: NDArray[Any]) -> NDArray[Any]:
         """Sketch rows, in the block's dtype."""
         width = len(self.buckets)
-        entries = (
-            (self.factor * self.signs).astype(block.dtype),
-            (self.buckets, np.arange(width)),
-        )
+        signs = (self.factor * self.signs).astype(block.dtype)
+        entries = (signs, (self.buckets, np.arange(width)))
         matrix = sparse.csr_array(entries, shape=(self.n_components, width))
         sketched = np.ascontiguousarray((matrix @ block.T).T)
         if self.bias is not None:
@@ -71,20 +69,18 @@ class CountSketch:
 Projection = LinearProjection | CountSketch
 
 
-def count_sketch(
-    width: int, n_components: int, random_state: np.random.RandomState
-) -> CountSketch:
+def count_sketch(width: int, n_components: int, rng: np.random.RandomState) -> CountSketch:
     """Draw a count sketch, under which inner products are right in the mean."""
-    buckets = random_state.randint(n_components, size=width)
-    signs = random_state.choice([-1.0, 1.0], size=width)
+    buckets = rng.randint(n_components, size=width)
+    signs = rng.choice([-1.0, 1.0], size=width)
     return CountSketch(buckets, signs, n_components)
 
 
 def random_projection(
-    width: int, n_components: int, random_state: np.random.RandomState
+    width: int, n_components: int, rng: np.random.RandomState
 ) -> LinearProjection:
     """Draw W of independent N(0, 1 / n_components): squared norms are right in the mean."""
-    weight = random_state.standard_normal((width, n_components)) / np.sqrt(n_components)
+    weight = rng.standard_normal((width, n_components)) / np.sqrt(n_components)
     return LinearProjection(weight, np.zeros(n_components))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import joblib
@@ -99,12 +100,12 @@ def _make_width(width: int | Callable[[int], bool] | None) -> Width:
 
 
 #: The own operators that the estimator now at work carries; see `OwnOperatorsMixin`.
-_CARRIED: ContextVar[dict[str, Operator] | None] = ContextVar("carried", default=None)
+_CARRIED: ContextVar[Mapping[str, Operator]] = ContextVar("carried", default=MappingProxyType({}))
 
 
 def find_operator(name: str) -> Operator:
     """Return the operator of a name: what the estimator at work carries, or what is registered."""
-    operator = (_CARRIED.get() or {}).get(name) or OPERATORS.get(name)
+    operator = _CARRIED.get().get(name) or OPERATORS.get(name)
     if operator is not None:
         return operator
     if name == "gated":
@@ -119,11 +120,9 @@ def find_operator(name: str) -> Operator:
 
 
 class OwnOperatorsMixin:
-    """Carries one's own operators in the pickled state; unpickling registers nothing.
+    """Carries one's own operators in the pickled state; unpickling registers nothing."""
 
-    All that are registered, since a search in a worker may set any of them as `operator`.
-    """
-
+    # All that are registered, since a search in a worker may set any of them as `operator`.
     _own_operators: dict[str, Operator]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,8 +171,8 @@ def uses_own_operators(
 
     @wraps(method)
     def run(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        own = vars(self).get("_own_operators")
-        token = _CARRIED.set({**(_CARRIED.get() or {}), **own} if own else _CARRIED.get())
+        own = vars(self).get("_own_operators", {})
+        token = _CARRIED.set({**_CARRIED.get(), **own})
         try:
             return method(self, *args, **kwargs)
         finally:

@@ -533,7 +533,8 @@ def test_a_pickle_cannot_replace_what_skfusion_has(blocks):
 
 def test_workers_of_a_nested_search_have_the_operator(blocks, labels, gap):
     X = blocks.select(["a", "b"])
-    pipe = make_pipeline(FusionTransformer(), LogisticRegression())
+    fuse = fused_by("sum", projection="random", n_components=5)
+    pipe = make_pipeline(fuse, LogisticRegression())
     grid = {"fusiontransformer__operator": [gap]}
     search = GridSearchCV(pipe, grid, cv=2, error_score="raise")
     scores = [cross_val_score(search, X, labels, cv=2, n_jobs=n) for n in (1, 2)]
