@@ -1,202 +1,164 @@
 """Every fusion operator once, on the array API: numpy arrays and torch tensors run the same code.
 
-An operator takes a sequence of arrays u_1, ..., u_n of shape (..., d), the blocks of the same rows
-after scaling and projection to a common width, and gives one array of their type and dtype. More
-than two blocks are folded from the left. Gradients flow where the arrays have them. The order of
-the blocks matters for `multiplication` and `quaternion`, which do not commute, and for `concat`;
-the others commute up to rounding.
+An operator takes arrays u_1, ..., u_n of shape (..., d), the blocks of the same rows after scaling
+and projection to a common width, and returns one array of their type and dtype. More than two
+blocks are folded from the left. Gradients flow where the arrays have them.
+
+==============  ==============================================================  =================
+operator        definition                                                      valid d
+==============  ==============================================================  =================
+concat          [u_1 ‖ ... ‖ u_n]                                               any, may differ
+sum             u_1 + ... + u_n                                                 any
+mean            (u_1 + ... + u_n) / n                                           any
+hadamard        u_1 ∘ ... ∘ u_n, entry by entry                                 any
+multiplication  vec(mat(u_1) ... mat(u_n)), mat: row-major √d by √d             a perfect square
+quaternion      u_1 ⊗ ... ⊗ u_n, Hamilton products of d/4 quaternions each,     a multiple of 4
+                their components in four parts [r ‖ i ‖ j ‖ k]
+bilinear        u_1 * ... * u_n, circular convolution: the count sketch of the  any
+                outer product of vectors whose count sketches the u_i are
+==============  ==============================================================  =================
+
+`bilinear` is compact bilinear pooling (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016). The order
+of the blocks matters for `multiplication` and `quaternion`, which do not commute and need two
+blocks, and for `concat`; the others commute up to rounding.
+
+>>> import numpy as np
+>>> p, q = np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 6.0, 7.0, 8.0])
+>>> multiplication([p, q])
+array([19., 22., 43., 50.])
+>>> quaternion([p, q])
+array([-60.,  12.,  30.,  24.])
+>>> bilinear([np.array([1.0, 2.0, 0.0]), np.array([0.0, 1.0, 0.0])]).round(6) + 0.0
+array([0., 1., 2.])
 """
 
 from __future__ import annotations
 
 import math
 import operator as _operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
+from typing import Any
 
+import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
-from .widths import FOURS, SQUARE, Array, check_operands
+#: A numpy array, a torch tensor, or another array that array-api-compat knows.
+Array = Any
+Function = Callable[[Sequence[Array]], Array]
 
 
+@dataclass(frozen=True)
+class Width:
+    """Which common widths d an operator can work with, and how messages call them."""
+
+    valid: Callable[[int], bool]
+    text: str
+
+    def largest(self, limit: int) -> int | None:
+        """Return the largest valid width up to `limit`, or None where there is none."""
+        return next((d for d in range(limit, 0, -1) if self.valid(d)), None)
+
+    def check(self, d: int, name: str) -> None:
+        """Refuse a width that operator `name` cannot work with, naming the nearest valid ones."""
+        if self.valid(d):
+            return
+        above = islice((k for k in range(d + 1, 4 * d + 65) if self.valid(k)), 1)
+        nearest = [str(k) for k in [self.largest(d - 1), *above] if k is not None]
+        raise ValueError(
+            f"operator {name!r} needs a common width (n_components) that is {self.text}, got {d}. "
+            f"The nearest valid are {' and '.join(nearest) or 'not near'}."
+        )
+
+
+ANY = Width(lambda d: True, "any")
+SQUARE = Width(lambda d: math.isqrt(d) ** 2 == d, "a perfect square")
+FOURS = Width(lambda d: d % 4 == 0, "a multiple of 4")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A function of blocks and what it needs of them; a call checks that first."""
+
+    name: str
+    function: Function
+    width: Width = ANY
+    least: int = 1  # blocks; one alone is returned as it is where 1 will do
+    has_equal_widths: bool = True
+    # Of a product: the vector of width d that leaves any other as it is, and how many products
+    # of entries make one entry of the result.
+    neutral: Callable[[int], NDArray[np.float64]] | None = None
+    terms: Callable[[int], float] = lambda d: 1
+
+    def __call__(self, blocks: Sequence[Array]) -> Array:
+        """Fuse blocks; their number and widths are checked."""
+        if len(blocks) < self.least:
+            raise ValueError(
+                f"operator {self.name!r} needs "
+                f"{'at least two blocks' if self.least > 1 else 'a block'}, got {len(blocks)}. "
+                f"Operators that take a single block: concat, sum, mean, hadamard, bilinear."
+            )
+        widths = [u.shape[-1] for u in blocks]
+        if self.has_equal_widths:
+            if len(set(widths)) > 1:
+                raise ValueError(
+                    f"operator {self.name!r} needs blocks of equal width, got {widths}. Project "
+                    f"them to a common width first: projection='pca', 'random' or 'supervised'."
+                )
+            self.width.check(widths[0], self.name)
+        return blocks[0] if len(blocks) == 1 else self.function(blocks)
+
+
+def _operator_of(**needs: Any) -> Callable[[Function], Operator]:
+    return lambda function: Operator(function.__name__, function, **needs)
+
+
+@_operator_of(has_equal_widths=False)
 def concat(blocks: Sequence[Array]) -> Array:
-    """Put blocks side by side: [u_1 ‖ ... ‖ u_n]; their widths may differ.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d_i)
-        The blocks.
-
-    Returns
-    -------
-    array of shape (..., d_1 + ... + d_n)
-        The blocks in their order.
-
-    Raises
-    ------
-    ValueError
-        If there is no block.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import concat
-    >>> concat([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
-    array([[1., 2., 3., 4.]])
-    """
-    check_operands(blocks, "concat", None)
+    """[u_1 ‖ ... ‖ u_n]."""
     return array_namespace(*blocks).concat(list(blocks), axis=-1)
 
 
+@_operator_of()
 def sum(blocks: Sequence[Array]) -> Array:  # named as the option is
-    """Add blocks: u_1 + ... + u_n.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        The blocks.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The sum.
-
-    Raises
-    ------
-    ValueError
-        If widths differ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion import operators
-    >>> operators.sum([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
-    array([[4., 6.]])
-    """
-    check_operands(blocks, "sum")
+    """u_1 + ... + u_n."""
     return reduce(_operator.add, blocks)
 
 
+@_operator_of()
 def mean(blocks: Sequence[Array]) -> Array:
-    """Average blocks: (u_1 + ... + u_n) / n.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        The blocks.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The mean.
-
-    Raises
-    ------
-    ValueError
-        If widths differ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import mean
-    >>> mean([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
-    array([[2., 3.]])
-    """
-    check_operands(blocks, "mean")
-    return sum(blocks) / len(blocks)
+    """(u_1 + ... + u_n) / n."""
+    return reduce(_operator.add, blocks) / len(blocks)
 
 
+@_operator_of(neutral=np.ones)
 def hadamard(blocks: Sequence[Array]) -> Array:
-    """Multiply blocks entry by entry: u_1 ∘ ... ∘ u_n.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        The blocks.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The product.
-
-    Raises
-    ------
-    ValueError
-        If widths differ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import hadamard
-    >>> hadamard([np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
-    array([[3., 8.]])
-    """
-    check_operands(blocks, "hadamard")
+    """u_1 ∘ ... ∘ u_n."""
     return reduce(_operator.mul, blocks)
 
 
+@_operator_of(
+    width=SQUARE, least=2, neutral=lambda d: np.eye(math.isqrt(d)).ravel(), terms=math.sqrt
+)
 def multiplication(blocks: Sequence[Array]) -> Array:
-    """Multiply blocks as matrices: vec(mat(u_1) mat(u_2)), both row-major √d by √d.
-
-    It does not commute: the order of the blocks matters.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        Two blocks or more; d is a perfect square.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The product.
-
-    Raises
-    ------
-    ValueError
-        If there is one block only, widths differ, or d is no perfect square.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import multiplication
-    >>> multiplication([np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.0, 1.0, 1.0, 0.0])])
-    array([2., 1., 4., 3.])
-    """
-    check_operands(blocks, "multiplication", SQUARE, 2)
+    """vec(mat(u_1) ... mat(u_n))."""
     xp = array_namespace(*blocks)
     side = math.isqrt(blocks[0].shape[-1])
     matrices = [xp.reshape(u, (*u.shape[:-1], side, side)) for u in blocks]
     return xp.reshape(reduce(_operator.matmul, matrices), blocks[0].shape)
 
 
+@_operator_of(
+    width=FOURS,
+    least=2,
+    neutral=lambda d: np.repeat([1.0, 0.0], [d // 4, d - d // 4]),
+    terms=lambda d: 4,
+)
 def quaternion(blocks: Sequence[Array]) -> Array:
-    """Multiply blocks as d/4 quaternions each, their components in four parts [r ‖ i ‖ j ‖ k].
-
-    The Hamilton product does not commute: the order of the blocks matters.
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        Two blocks or more; d is a multiple of 4.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The product u_1 ⊗ u_2 ⊗ ... ⊗ u_n.
-
-    Raises
-    ------
-    ValueError
-        If there is one block only, widths differ, or d is no multiple of 4.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import quaternion
-    >>> quaternion([np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 6.0, 7.0, 8.0])])
-    array([-60.,  12.,  30.,  24.])
-    """
-    check_operands(blocks, "quaternion", FOURS, 2)
+    """u_1 ⊗ ... ⊗ u_n."""
     return reduce(_hamilton, blocks)
 
 
@@ -213,35 +175,9 @@ def _hamilton(p: Array, q: Array) -> Array:
     return array_namespace(p, q).concat(parts, axis=-1)
 
 
+@_operator_of(neutral=lambda d: np.eye(1, d)[0], terms=float)
 def bilinear(blocks: Sequence[Array]) -> Array:
-    """Convolve blocks circularly, by FFT: u_1 * ... * u_n.
-
-    Of count sketches of n vectors (`count_sketch`) this is the count sketch of their outer
-    product: compact bilinear pooling (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016).
-
-    Parameters
-    ----------
-    blocks : sequence of array of shape (..., d)
-        The blocks, each sketched or projected to d entries.
-
-    Returns
-    -------
-    array of shape (..., d)
-        The convolution.
-
-    Raises
-    ------
-    ValueError
-        If widths differ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.operators import bilinear
-    >>> bilinear([np.array([1.0, 2.0, 0.0]), np.array([0.0, 1.0, 0.0])]).round(6) + 0.0
-    array([0., 1., 2.])
-    """
-    check_operands(blocks, "bilinear")
+    """u_1 * ... * u_n."""
     xp = array_namespace(*blocks)
     spectrum = reduce(_operator.mul, [xp.fft.rfft(u, axis=-1) for u in blocks])
     return xp.fft.irfft(spectrum, n=blocks[0].shape[-1], axis=-1)

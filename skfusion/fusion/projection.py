@@ -1,7 +1,8 @@
-"""Bringing blocks to a common width: linear maps, at random or learnt, and count sketches."""
+"""Bringing blocks to a common width: which, and by linear maps or count sketches."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ..linear.spectrum import principal_components
-from .registry import Operator
+from .operators import Operator
 
 _PRODUCT_SIZE = 1 / 3  # of the product term, where the linear terms have size 1
 _LOOKED_AT = 2048  # rows to measure a projection's size on
@@ -23,96 +24,37 @@ class ProjectionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LinearProjection:
-    """The map x -> x W + b.
+    """The map x -> x W + b."""
 
-    Parameters
-    ----------
-    weight : ndarray of shape (width, n_components)
-        W.
-    bias : ndarray of shape (n_components,)
-        b.
-    """
-
-    weight: NDArray[Any]
-    bias: NDArray[Any]
+    weight: NDArray[Any]  # W, of shape (width, n_components)
+    bias: NDArray[Any]  # b, of shape (n_components,)
 
     def __call__(self, block: NDArray[Any]) -> NDArray[Any]:
-        """Project rows.
-
-        Parameters
-        ----------
-        block : ndarray of shape (n_samples, width)
-            The block.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_components)
-            In the block's dtype.
-        """
+        """Project rows, in the block's dtype."""
         projected: NDArray[Any] = block @ self.weight.astype(block.dtype, copy=False)
         projected += self.bias.astype(block.dtype, copy=False)
         return projected
 
     def affine(self, factor: float, shift: NDArray[Any]) -> LinearProjection:
-        """Multiply what it gives, and shift that.
-
-        Parameters
-        ----------
-        factor : float
-            The factor.
-        shift : ndarray of shape (n_components,)
-            What is added then.
-
-        Returns
-        -------
-        LinearProjection
-            x -> factor (x W + b) + shift.
-        """
+        """Return x -> factor (x W + b) + shift."""
         return LinearProjection(self.weight * factor, self.bias * factor + shift)
 
 
 @dataclass(frozen=True)
 class CountSketch:
-    """The count sketch of Charikar, Chen and Farach-Colton (2002): signed sums into buckets.
+    """The count sketch of Charikar, Chen and Farach-Colton (2002): signed sums into buckets."""
 
-    Parameters
-    ----------
-    buckets : ndarray of int, shape (width,)
-        Where each entry goes.
-    signs : ndarray of float, shape (width,)
-        1 or -1 for each entry.
-    n_components : int
-        Number of buckets.
-    factor : float, default=1
-        What the sums are multiplied by.
-    bias : ndarray of shape (n_components,) or None, default=None
-        What is added then.
-    """
-
-    buckets: NDArray[np.intp]
-    signs: NDArray[np.float64]
+    buckets: NDArray[np.intp]  # of each entry of a vector
+    signs: NDArray[np.float64]  # 1 or -1 for each
     n_components: int
     factor: float = 1.0
     bias: NDArray[Any] | None = None
 
     def __call__(self, block: NDArray[Any]) -> NDArray[Any]:
-        """Sketch rows.
-
-        Parameters
-        ----------
-        block : ndarray of shape (n_samples, width)
-            The block.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_components)
-            In the block's dtype.
-        """
+        """Sketch rows, in the block's dtype."""
         width = len(self.buckets)
-        entries = (
-            (self.factor * self.signs).astype(block.dtype),
-            (self.buckets, np.arange(width)),
-        )
+        signs = (self.factor * self.signs).astype(block.dtype)
+        entries = (signs, (self.buckets, np.arange(width)))
         matrix = sparse.csr_array(entries, shape=(self.n_components, width))
         sketched = np.ascontiguousarray((matrix @ block.T).T)
         if self.bias is not None:
@@ -120,20 +62,7 @@ class CountSketch:
         return sketched
 
     def affine(self, factor: float, shift: NDArray[Any]) -> CountSketch:
-        """Multiply what it gives, and shift that.
-
-        Parameters
-        ----------
-        factor : float
-            The factor.
-        shift : ndarray of shape (n_components,)
-            What is added then.
-
-        Returns
-        -------
-        CountSketch
-            The same buckets and signs.
-        """
+        """Return the sketch times a factor, plus a shift."""
         bias = shift if self.bias is None else self.bias * factor + shift
         return replace(self, factor=self.factor * factor, bias=bias)
 
@@ -141,65 +70,18 @@ class CountSketch:
 Projection = LinearProjection | CountSketch
 
 
-def count_sketch(
-    width: int, n_components: int, random_state: np.random.RandomState
-) -> CountSketch:
-    """Draw a count sketch, under which inner products are right in the mean.
-
-    Parameters
-    ----------
-    width : int
-        Entries of a vector.
-    n_components : int
-        Buckets.
-    random_state : numpy.random.RandomState
-        Where buckets and signs are drawn from.
-
-    Returns
-    -------
-    CountSketch
-        The map.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.projection import count_sketch
-    >>> sketch = count_sketch(3, 1, np.random.RandomState(0))
-    >>> sketch(np.array([[1.0, 2.0, 4.0]])).shape
-    (1, 1)
-    """
-    buckets = random_state.randint(n_components, size=width)
-    signs = random_state.choice([-1.0, 1.0], size=width)
+def count_sketch(width: int, n_components: int, rng: np.random.RandomState) -> CountSketch:
+    """Draw a count sketch, under which inner products are right in the mean."""
+    buckets = rng.randint(n_components, size=width)
+    signs = rng.choice([-1.0, 1.0], size=width)
     return CountSketch(buckets, signs, n_components)
 
 
 def random_projection(
-    width: int, n_components: int, random_state: np.random.RandomState
+    width: int, n_components: int, rng: np.random.RandomState
 ) -> LinearProjection:
-    """Draw a Gaussian projection that keeps squared norms in the mean.
-
-    Parameters
-    ----------
-    width : int
-        Entries of a vector.
-    n_components : int
-        Entries afterwards; may be more.
-    random_state : numpy.random.RandomState
-        Where it is drawn from.
-
-    Returns
-    -------
-    LinearProjection
-        Entries of W are independent with variance 1 / n_components; b is 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.projection import random_projection
-    >>> random_projection(3, 2, np.random.RandomState(0)).weight.shape
-    (3, 2)
-    """
-    weight = random_state.standard_normal((width, n_components)) / np.sqrt(n_components)
+    """Draw W of independent N(0, 1 / n_components): squared norms are right in the mean."""
+    weight = rng.standard_normal((width, n_components)) / np.sqrt(n_components)
     return LinearProjection(weight, np.zeros(n_components))
 
 
@@ -220,31 +102,6 @@ def add_bias(
     element and s a third of what makes e.g. ``v_1 ⊗ v_2`` as large as v_1, each u_i becomes
     ``s^(-1/n) (e + s v_i)``. Two blocks then give ``e / s + v_1 + v_2 + s v_1 ⊗ v_2``. Without
     a bias, the product of centred blocks holds no linear trace of either.
-
-    Parameters
-    ----------
-    projections : sequence of LinearProjection or CountSketch
-        One a block.
-    blocks : sequence of ndarray of shape (n_samples, width)
-        Scaled training rows.
-    operator : Operator
-        An operator without a neutral element leaves projections as they are.
-
-    Returns
-    -------
-    list of LinearProjection or CountSketch
-        The projections with their bias.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.projection import LinearProjection, add_bias
-    >>> from skfusion.fusion.registry import OPERATORS
-    >>> block, keep = np.array([[1.0], [-1.0]]), LinearProjection(np.eye(1), np.zeros(1))
-    >>> u, v = (p(block) for p in add_bias([keep, keep], [block] * 2, OPERATORS["hadamard"]))
-    >>> (u * v).round(3)  # 3 + v_1 + v_2 + v_1 v_2 / 3
-    array([[5.333],
-           [1.333]])
     """
     if operator.neutral is None or len(projections) < 2:
         return list(projections)
@@ -257,3 +114,72 @@ def add_bias(
         whole = s ** (-1 / len(projections))
         shifted.append(project.affine(whole * s / size, whole * operator.neutral(d)))
     return shifted
+
+
+def common_width(
+    operator: Operator,
+    widths: Sequence[int],
+    n_components: int | None,
+    *,
+    projection: str | None,
+    n_rows: int,
+) -> int:
+    """Return the common width d of the projected blocks: what is asked for, or the most there is.
+
+    That is the smallest block's width, rounded down to a valid one, and under "pca" at most
+    ``n_rows - 1``, with a `ProjectionWarning` where this makes it smaller.
+    """
+    if projection is None:
+        return _unprojected_width(operator, widths, n_components)
+    limit = min(*widths, n_rows - 1) if projection == "pca" else None
+    if limit == 0:
+        raise ValueError(
+            "projection='pca' needs two training rows at least, got n_samples=1. Use "
+            "projection='random', or None where the blocks have one width."
+        )
+    if n_components is None:
+        return _default_width(operator, min(widths), limit)
+    operator.width.check(n_components, operator.name)
+    if limit is not None and n_components > limit:
+        raise ValueError(
+            f"n_components={n_components} is more than PCA can give: {limit}, the smaller of the "
+            f"smallest block's width {min(widths)} and n_samples - 1 = {n_rows - 1} training "
+            f"rows. Use at most that, None for the most, or projection='random'."
+        )
+    return n_components
+
+
+def _unprojected_width(operator: Operator, widths: Sequence[int], n_components: int | None) -> int:
+    if len(set(widths)) > 1:
+        raise ValueError(
+            f"projection=None leaves the blocks' widths {list(widths)}, but operator "
+            f"{operator.name!r} needs them equal. Use projection='pca', 'random' or 'supervised'."
+        )
+    if n_components not in (None, widths[0]):
+        raise ValueError(
+            f"projection=None leaves the blocks' width {widths[0]}, but n_components="
+            f"{n_components}. Set n_components=None, or a projection."
+        )
+    operator.width.check(widths[0], operator.name)
+    return widths[0]
+
+
+def _default_width(operator: Operator, smallest: int, limit: int | None) -> int:
+    wanted = operator.width.largest(smallest)
+    width = wanted if limit is None else operator.width.largest(min(smallest, limit))
+    if width is None:
+        raise ValueError(
+            f"operator {operator.name!r} needs a common width that is {operator.width.text}, but "
+            f"the most there is is {smallest if limit is None else limit}: the smallest block has "
+            f"{smallest} columns, and PCA gives at most n_samples - 1 components. Use wider "
+            f"blocks, more rows, or projection='random' with n_components set."
+        )
+    if width != wanted:
+        warnings.warn(
+            f"The common width is {width}, not {wanted} as the blocks' width would allow: PCA "
+            f"gives at most n_samples - 1 = {limit} components. Set n_components to choose it, or "
+            f"use projection='random'.",
+            ProjectionWarning,
+            stacklevel=7,
+        )
+    return width

@@ -17,9 +17,8 @@ from scipy import optimize
 from sklearn.model_selection import train_test_split
 
 from .._targets import Targets
-from .operators import concat, mean
+from .operators import Operator, concat, mean
 from .projection import LinearProjection, Projection, add_bias, pca_projection
-from .registry import Operator
 
 Flat = NDArray[np.float64]
 
@@ -32,18 +31,16 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class _Basis:
-    """Coordinates of a block's rows in as few dimensions as they span, with mean norm 1.
+    """Coordinates of a block's rows in as few dimensions as they span, with mean norm 1."""
 
-    The best W is a combination of the training rows, so nothing is lost, and few rows of a wide
-    block cost little.
-    """
-
+    # The best W is a combination of the training rows, so nothing is lost, and few rows of a wide
+    # block cost little.
     rows: NDArray[Any]
     to_basis: LinearProjection | None
     norm: float
 
     def widen(self, weight: NDArray[Any], bias: NDArray[Any]) -> LinearProjection:
-        """Express a map of the coordinates as a map of the block."""
+        """Return the map of the block that is a map of the coordinates."""
         weight = weight / self.norm
         if self.to_basis is None:
             return LinearProjection(weight, bias)
@@ -59,46 +56,11 @@ def supervised_projections(
     residual: bool | str,
     rng: np.random.RandomState,
 ) -> list[Projection]:
-    """Train W_i and b_i of each block for a linear classifier of what `FusionTransformer` gives.
+    """Train W_i and b_i of each block for a linear classifier of what `FusionTransformer` returns.
 
-    The weight decay is that of `DECAYS` with the least cross-entropy on a fifth of the rows that
-    is held out by class; then all rows are trained on. With fewer than 10 rows, or a class of one
-    row, it is the middle one.
-
-    Parameters
-    ----------
-    blocks : sequence of ndarray of shape (n_samples, width)
-        Scaled training rows.
-    targets : Targets
-        Their classes.
-    operator : Operator
-        What fuses the projected blocks.
-    n_components : int
-        The common width d.
-    residual : {False, "concat", "add"}
-        As in `FusionTransformer`.
-    rng : numpy.random.RandomState
-        For the start and the held-out rows. torch's generator is not used.
-
-    Returns
-    -------
-    list of LinearProjection
-        One a block.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skfusion.fusion.registry import OPERATORS
-    >>> from skfusion.fusion.supervised import supervised_projections
-    >>> from skfusion._targets import CLASSES, read_targets
-    >>> codes = np.repeat([0, 1], 10)
-    >>> X = codes[:, None] + np.zeros((20, 3))
-    >>> targets, rng = read_targets(codes, CLASSES, ""), np.random.RandomState(0)
-    >>> (project,) = supervised_projections(
-    ...     [X], targets, OPERATORS["sum"], n_components=2, residual=False, rng=rng
-    ... )
-    >>> project(X).shape
-    (20, 2)
+    The weight decay is that of `DECAYS` with the least cross-entropy on a fifth of the rows, held
+    out by class; then all rows are trained on. With fewer than 10 rows, or a class of one row, it
+    is the middle one.
     """
     bases = [_to_basis(block, rng) for block in blocks]
     problem = _pose([basis.rows for basis in bases], targets, operator, n_components, residual)
@@ -115,11 +77,9 @@ def _unit_factor(
     operator: Operator,
     residual: bool | str,
 ) -> float:
-    """Give the factor of all projections that makes the fused columns' mean variance 1.
-
-    The dropped head took any scale, but a penalised classifier after this one does not. Where a
-    factor of the projections is not one of the result, the factor is 1.
-    """
+    """Return the factor of all projections that makes the fused columns' mean variance 1."""
+    # The dropped head took any scale, but a penalised classifier after this one does not. Where a
+    # factor of the projections is not one of the result, the factor is 1.
     linear, product = operator.name in ("sum", "mean"), operator.neutral is not None
     if not (linear or (product and residual != "add")):
         return 1.0
@@ -132,7 +92,7 @@ def _unit_factor(
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is minimised over: shapes are those of W_1, b_1, ..., W_n, b_n, V, c."""
+    """What is minimised, over W_1, b_1, ..., W_n, b_n, V and c, of these shapes."""
 
     rows: list[NDArray[Any]]
     targets: Targets
@@ -183,7 +143,7 @@ def _draw(problem: _Problem, operator: Operator, d: int, rng: np.random.RandomSt
 
 
 def _cut(flat: Any, problem: _Problem) -> list[Any]:
-    """Cut a vector of all parameters into matrices; it may be a tensor."""
+    """Cut a vector or tensor of all parameters into matrices."""
     parts, start = [], 0
     for rows, columns in problem.shapes:
         parts.append(flat[start : start + rows * columns].reshape(rows, columns))
@@ -194,7 +154,7 @@ def _cut(flat: Any, problem: _Problem) -> list[Any]:
 def _choose_decay(
     problem: _Problem, start: Flat, rng: np.random.RandomState
 ) -> tuple[float, Flat]:
-    """Give the best weight decay, and what was found with it as a start for all rows."""
+    """Return the best weight decay, and what was found with it as a start for all rows."""
     codes = problem.targets.codes
     counts = np.bincount(codes)
     n_held = max(len(codes) // 5, len(counts))

@@ -17,16 +17,16 @@ from .._blocks import output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
 from .._targets import CLASSES, NUMBERS, Targets, read_targets, require_y
 from ..linear.scaling import fit_scaler
-from .common_width import common_width
-from .operators import mean
+from .operators import Operator, mean
 from .projection import (
     Projection,
     add_bias,
+    common_width,
     count_sketch,
     pca_projection,
     random_projection,
 )
-from .registry import SIDE_BY_SIDE, Operator, OwnOperatorsMixin, find_operator
+from .registry import SIDE_BY_SIDE, OwnOperatorsMixin, find_operator, uses_own_operators
 from .supervised import supervised_projections
 from .weighted import ridge_weights
 
@@ -183,6 +183,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         self.random_state = random_state
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @uses_own_operators
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> FusionTransformer:
         """Learn scaling, projections and weights.
 
@@ -197,11 +198,6 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         -------
         FusionTransformer
             Itself.
-
-        Raises
-        ------
-        ValueError
-            See the class.
         """
         if self.residual is True:
             raise ValueError("residual=True is not known. Use 'concat', 'add' or False.")
@@ -222,9 +218,16 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         self.scalers_ = dict(zip(self.block_indices_, scalers, strict=True))
         self.projections_ = dict(zip(self.block_indices_, projections, strict=False))
         self._operator, self._residual = self.operator, self.residual
-        self._lay_out([block[:1] for block in scaled])
+        beside = self.operator in SIDE_BY_SIDE
+        self.output_indices_ = output_layout(
+            self.block_indices_,
+            self._fuse([block[:1] for block in scaled]).shape[1],
+            None if beside else self.operator,
+            with_blocks=beside or self.residual == "concat",
+        )
         return self
 
+    @uses_own_operators
     def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Fuse the blocks of each row.
 
@@ -298,7 +301,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         targets: Targets | None,
         rng: np.random.RandomState,
     ) -> list[Projection]:
-        """Fit one projection a block; none where the blocks are taken as they are."""
+        """Fit one projection per block; none where the blocks are taken as they are."""
         widths = [block.shape[1] for block in scaled]
         how = "sketch" if operator.name == "bilinear" else self.projection
         if len(scaled) < operator.least:
@@ -316,9 +319,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         projections: list[Projection] = []
         if how == "sketch":
             projections += [count_sketch(width, d, rng) for width in widths]
-        if how == "random":
+        elif how == "random":
             projections += [random_projection(width, d, rng) for width in widths]
-        if how == "pca":
+        elif how == "pca":
             projections += [pca_projection(block, d, rng) for block in scaled]
         return add_bias(projections, scaled, operator) if self.bias else projections
 
@@ -331,25 +334,14 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
             return np.concatenate(scaled, axis=1)
         projected = scaled
         if self.projections_:
-            projections = self.projections_.values()
-            projected = [
-                project(block) for project, block in zip(projections, scaled, strict=True)
-            ]
+            pairs = zip(self.projections_.values(), scaled, strict=True)
+            projected = [project(block) for project, block in pairs]
         fused = find_operator(self._operator)(projected)
         if self._residual == "add":
             fused = fused + mean(projected)
         if self._residual == "concat":
             return np.concatenate([*scaled, fused], axis=1)
         return fused.copy() if fused is scaled[0] else fused  # never the caller's own memory
-
-    def _lay_out(self, rows: list[NDArray[Any]]) -> None:
-        """Find where the parts of the output are by fusing some rows."""
-        width = self._fuse(rows).shape[1]
-        beside = self._operator in SIDE_BY_SIDE
-        fused = None if beside else self._operator
-        self.output_indices_ = output_layout(
-            self.block_indices_, width, fused, with_blocks=beside or self._residual == "concat"
-        )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
 )
 
 from .._targets import Targets, require_y
-from ..fusion.registry import OwnOperatorsMixin, find_operator
+from ..fusion.registry import OwnOperatorsMixin, find_operator, uses_own_operators
 from ..linear.scaling import fit_scaler
 from .callbacks import own_callbacks
 from .inputs import Blocks, mix_groups, read_input, scale
@@ -126,6 +126,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
 
     # --- training ------------------------------------------------------------------------------
 
+    @uses_own_operators
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         def train(jobs: Sequence[Job]) -> list[Trained]:
             return [train_one(job, own_callbacks(self, job)) for job in jobs]
@@ -261,6 +262,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
                 gates = trained.net.module_.gates_of(task.rows.X)
             self.gates_ = (task.rows.weights @ gates / len(gates)).cpu().numpy()
 
+    @uses_own_operators
     def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         first = not hasattr(self, "net_")
         rows, kind = self._read_rows(X, y, sample_weight, reset=first, merge=False)
@@ -280,6 +282,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         """Give the network's outputs (n_samples, n_outputs) in double precision."""
         return self._ask(X, FusionNet.forward)
 
+    @uses_own_operators
     def _ask(self, X: ArrayLike, function: Any) -> NDArray[Any]:
         check_is_fitted(self)
         blocks = read_input(self, X, reset=False)

@@ -11,8 +11,8 @@ from ..embed.embedder import LLMLayerEmbedder
 from ..embed.layers import resolve_layers, resolve_poolings
 from ..embed.loading import resolve
 from ..embed.union import EmbedderUnion
+from ..fusion.operators import ANY, Width
 from ..fusion.registry import PAPER_OPERATORS, SIDE_BY_SIDE, find_operator
-from ..fusion.widths import ANY, Width
 
 if TYPE_CHECKING:
     from ..embed.backbone import Source

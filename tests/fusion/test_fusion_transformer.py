@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -476,7 +476,7 @@ def test_all_settings_in_a_search(blocks, labels):
 def gap():
     register_operator("gap", lambda blocks: abs(blocks[0] - blocks[1]), width=5)
     yield "gap"
-    OPERATORS.pop("gap")
+    OPERATORS.pop("gap", None)
 
 
 def test_an_operator_of_ones_own(blocks, labels, gap):
@@ -503,10 +503,45 @@ def test_an_operator_travels_with_a_pickle(blocks, gap):
     fuse = FusionTransformer(gap).fit(blocks)
     expected, kept = fuse.transform(blocks), pickle.dumps(fuse)
     del OPERATORS["gap"]
-    from skfusion.fusion import registry
+    again = pickle.loads(kept)
+    np.testing.assert_array_equal(again.transform(blocks), expected)
+    for copy in (clone(again), pickle.loads(pickle.dumps(again))):
+        np.testing.assert_array_equal(copy.fit(blocks).transform(blocks), expected)
+    assert "gap" not in OPERATORS  # unpickling changes nothing of the process
 
-    del registry._REGISTERED_AT["gap"]
-    np.testing.assert_array_equal(pickle.loads(kept).transform(blocks), expected)
+
+def test_an_unpickled_operator_replaces_none_that_is_registered(blocks, gap):
+    fuse = FusionTransformer(gap).fit(blocks)
+    expected, kept = fuse.transform(blocks), pickle.dumps(fuse)
+    for _ in range(2):  # whichever was registered later
+        register_operator(gap, lambda blocks: 2 * abs(blocks[0] - blocks[1]), width=5)
+        here, again = OPERATORS[gap], pickle.loads(kept)
+        np.testing.assert_array_equal(again.transform(blocks), expected)
+        assert OPERATORS[gap] is here
+        np.testing.assert_array_equal(clone(again).fit_transform(blocks), 2 * expected)
+        np.testing.assert_array_equal(fuse.transform(blocks), 2 * expected)
+        kept = pickle.dumps(again)
+
+
+def test_a_pickle_cannot_replace_what_skfusion_has(blocks):
+    fuse = FusionTransformer("sum").fit(blocks)
+    state = fuse.__getstate__() | {"_own_operators": {"sum": (hadamard, lambda d: True, "any")}}
+    again = clone(fuse)
+    again.__setstate__(state)
+    np.testing.assert_array_equal(again.transform(blocks), fuse.transform(blocks))
+
+
+def test_workers_of_a_nested_search_have_the_operator(blocks, labels, gap):
+    X = blocks.select(["a", "b"])
+    fuse = fused_by("sum", projection="random", n_components=5)
+    pipe = make_pipeline(fuse, LogisticRegression())
+    grid = {"fusiontransformer__operator": [gap]}
+    search = GridSearchCV(pipe, grid, cv=2, error_score="raise")
+    scores = [cross_val_score(search, X, labels, cv=2, n_jobs=n) for n in (1, 2)]
+    register_operator(gap, lambda blocks: 0 * blocks[0])  # the workers live on
+    again = cross_val_score(search, X, labels, cv=2, n_jobs=2, error_score="raise")
+    np.testing.assert_array_equal(*scores)
+    assert not np.array_equal(scores[0], again)
 
 
 @pytest.mark.parametrize(

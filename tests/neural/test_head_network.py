@@ -13,6 +13,7 @@ from scipy.special import softmax
 from sklearn.preprocessing import StandardScaler
 
 from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor, register_operator
+from skfusion.fusion.registry import OPERATORS as OPERATORS_BY_NAME
 from skfusion.neural.modules import Architecture, draw_masks
 
 SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
@@ -380,5 +381,10 @@ def test_a_registered_operator_works_and_is_pickled():
     )
     assert head.score(X, y) > 0.9
     assert weights_of(head)["hidden.0.weight"].shape == (32, 7 + 5 + 6 + 9)
-    again = pickle.loads(pickle.dumps(head))
-    np.testing.assert_array_equal(again.predict_proba(X), head.predict_proba(X))
+    expected, kept = head.predict_proba(X), pickle.dumps(head)
+    OPERATORS_BY_NAME.pop("head_gap")
+    again = pickle.loads(kept)
+    np.testing.assert_array_equal(again.predict_proba(X), expected)
+    np.testing.assert_array_equal(again.fit(X, y).predict_proba(X), expected)
+    again.partial_fit(X, y)
+    assert "head_gap" not in OPERATORS_BY_NAME
