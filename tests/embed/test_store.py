@@ -15,10 +15,11 @@ from safetensors import safe_open
 from skfusion import StoreWarning, VectorStore
 from skfusion.embed import shards
 from skfusion.embed.shards import DamagedShardError, merge_shards, open_shard, write_shard
+from skfusion.embed.store import Writer
 from skfusion.embed.texts import text_keys
-from skfusion.embed.writer import Writer
 
 WIDTH = 6
+ONE, OTHER = "a" * 32, "b" * 32
 COLUMNS = [(0, "mean"), (1, "mean"), (1, "last")]
 
 
@@ -39,22 +40,22 @@ def keys_of(*numbers: int) -> np.ndarray:
 
 def fill(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> None:
     vectors = values(keys, 3)[:, : len(columns) * WIDTH]
-    store.write(keys, np.zeros(len(keys), bool), columns_of(vectors, columns))
+    store._write(keys, np.zeros(len(keys), bool), columns_of(vectors, columns))
 
 
 def read(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> tuple:
     out = np.full((len(keys), len(columns) * WIDTH), np.nan, dtype=np.float32)
-    found = store.read(keys, columns, out)
+    found = store._read(keys, columns, out)
     return out, found
 
 
 @pytest.fixture
 def store(tmp_path) -> VectorStore:
-    return VectorStore(tmp_path).scoped("fingerprint", {"model": "some"})
+    return VectorStore(tmp_path)._scoped(ONE, {"model": "some"})
 
 
 def shard_files(store: VectorStore) -> list[Path]:
-    return sorted(store.root().glob("*/*.safetensors"))
+    return sorted(store._root().glob("*/*.safetensors"))
 
 
 def assert_complete(store: VectorStore, keys: np.ndarray) -> None:
@@ -199,18 +200,18 @@ def test_unknown_texts_and_an_empty_store(store):
 def test_small_shards_are_merged(store):
     for i in range(40):
         fill(store, keys_of(i))
-        store.tidy()
+        store._tidy()
     assert len(shard_files(store)) < 16
     assert_complete(store, keys_of(*range(40)))
     assert store.info()["n_texts"] == 40
 
 
 def test_info_verify_clear(store, tmp_path):
-    other = VectorStore(tmp_path).scoped("other", {"model": "other"})
+    other = VectorStore(tmp_path)._scoped(OTHER, {"model": "other"})
     fill(store, keys_of(1, 2))
     fill(other, keys_of(3), COLUMNS[:1])
     info = VectorStore(tmp_path).info()
-    assert info["location"] == str(store.root())
+    assert info["location"] == str(store._root())
     assert info["n_texts"] == 3 and info["n_shards"] == 2
     assert info["n_bytes"] == sum(path.stat().st_size for path in shard_files(store))
     assert [model["model"] for model in info["models"]] == ["some", "other"]
@@ -264,7 +265,7 @@ def test_shards_that_vanish_while_reading_are_looked_for_again(store, monkeypatc
 
 
 def test_size_limit_evicts_the_least_recently_used(tmp_path):
-    store = VectorStore(tmp_path).scoped("f", {})
+    store = VectorStore(tmp_path)._scoped(ONE, {})
     for i in range(4):
         fill(store, keys_of(i))
     paths = {
@@ -276,8 +277,8 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
         os.utime(path, (now - 100 + i, now - 100 + i))
     assert not read(store, keys_of(0))[1].missing.any()  # the oldest is used again
     size = max(path.stat().st_size for path in paths.values())
-    limited = VectorStore(tmp_path, size_limit=2 * size).scoped("f", {})
-    limited.tidy()
+    limited = VectorStore(tmp_path, size_limit=2 * size)._scoped(ONE, {})
+    limited._tidy()
     assert sorted(i for i, path in paths.items() if path.exists()) == [0, 3]
     assert limited.info()["n_bytes"] <= 2 * size
 
@@ -286,14 +287,14 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
     ("limit", "expected"), [("2K", 2048), ("1M", 2**20), (77, 77), (None, None)]
 )
 def test_size_limit_forms(limit, expected):
-    assert VectorStore(size_limit=limit).limit_bytes() == expected
+    assert VectorStore(size_limit=limit)._limit_bytes() == expected
 
 
 def test_locations(tmp_path):
     memory = joblib.Memory(tmp_path / "joblib", verbose=0)
-    assert VectorStore(memory).root().parent == tmp_path / "joblib"
-    assert VectorStore(str(tmp_path)).root() == VectorStore(tmp_path).root()
-    assert VectorStore(joblib.Memory(None)).root() == VectorStore().root()
+    assert VectorStore(memory)._root().parent == tmp_path / "joblib"
+    assert VectorStore(str(tmp_path))._root() == VectorStore(tmp_path)._root()
+    assert VectorStore(joblib.Memory(None))._root() == VectorStore()._root()
 
 
 class TestWriter:
@@ -314,10 +315,10 @@ class TestWriter:
         with Writer(store, COLUMNS) as writer:
             self.add(writer, 1)
             assert not shard_files(store)
-            monkeypatch.setattr("skfusion.embed.writer._FLUSH_SECONDS", 0.0)
+            monkeypatch.setattr("skfusion.embed.store._FLUSH_SECONDS", 0.0)
             self.add(writer, 2)
             assert len(shard_files(store)) == 1
-        monkeypatch.setattr("skfusion.embed.writer._FLUSH_BYTES", 10)
+        monkeypatch.setattr("skfusion.embed.store._FLUSH_BYTES", 10)
         with Writer(store, COLUMNS) as writer:
             self.add(writer, 3)
             assert len(shard_files(store)) == 2
@@ -344,12 +345,12 @@ class TestWriter:
                 self.add(writer, i)
                 writer.flush()
         assert len(caught) == 1
-        assert not list(store.root().rglob("*.tmp"))
+        assert not list(store._root().rglob("*.tmp"))
 
     def test_nothing_to_write_makes_no_folder(self, store):
         with warnings.catch_warnings(), Writer(store, COLUMNS):
             pass
-        assert not store.root().exists()
+        assert not store._root().exists()
 
 
 def test_files_of_killed_writers_are_removed_after_an_hour(store):
@@ -358,5 +359,5 @@ def test_files_of_killed_writers_are_removed_after_an_hour(store):
     for name, age in (("old.tmp", 7200), ("new.tmp", 60)):
         (folder / name).write_text("half")
         os.utime(folder / name, (time.time() - age,) * 2)
-    store.tidy()
+    store._tidy()
     assert [path.name for path in folder.glob("*.tmp")] == ["new.tmp"]
