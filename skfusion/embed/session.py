@@ -22,8 +22,7 @@ def session_folder() -> Path:
     # where it would change joblib's hash of an estimator from one session to the next.
     pid = os.getpid()
     if pid not in _OWN:
-        shared = _parents_folder()
-        _OWN[pid] = shared if shared is not None else _make(pid)
+        _OWN[pid] = _parents_folder() or _make(pid)
     return _OWN[pid]
 
 

@@ -55,6 +55,7 @@ OWN_NAME = re.compile(rf"{SHARD_NAME.pattern}|{TEMPORARY_NAME.pattern}|about\.js
 _MARK_BYTES = f'"{MARK}":'.encode()
 _BEGIN_BYTES = 64  # the mark stands in these; safetensors writes the metadata first
 _ENTRY_BYTES = 512  # about what Python takes for a remembered chunk beside its values
+_SMALL = ("keys", "truncated", "checksums")
 _DTYPES: dict[str, type[np.floating[Any]]] = {"F16": np.float16, "F32": np.float32}
 
 
@@ -70,10 +71,10 @@ def list_files(folder: Path, names: re.Pattern[str] = SHARD_NAME) -> list[Path]:
     """Return the files with names of our own; none where there is no such folder."""
     try:
         with os.scandir(folder) as entries:
-            files = [Path(e.path) for e in entries if e.is_file(follow_symlinks=False)]
+            ours = (entry for entry in entries if names.fullmatch(entry.name))
+            return [Path(entry.path) for entry in ours if entry.is_file(follow_symlinks=False)]
     except OSError:
         return []
-    return [path for path in files if names.fullmatch(path.name)]
 
 
 def is_own(path: Path) -> bool:
@@ -190,9 +191,8 @@ class Shard:
     ) -> Iterator[tuple[Rows, Vectors | None]]:
         """Yield places in `rows` and their vectors, None for those of a damaged chunk."""
         order = np.argsort(rows, kind="stable")
-        for here in np.split(order, np.flatnonzero(np.diff(rows[order] // CHUNK)) + 1):
-            if not len(here):
-                continue
+        cuts = np.flatnonzero(np.diff(rows[order] // CHUNK)) + 1
+        for here in filter(len, np.split(order, cuts)):
             number = int(rows[here[0]]) // CHUNK
             key = self.path, self.head, column, number
             chunk = None if recent is None else recent.get(key)
@@ -255,7 +255,7 @@ def _open(path: Path, inode: int, size: int, mtime_ns: int) -> Shard:
 def _parse(path: Path, file: FileIO, size: int) -> Shard:
     begin = file.read(_BEGIN_BYTES)
     if _MARK_BYTES not in begin:
-        raise UnmarkedError(f"{path} does not begin as a shard does")
+        raise UnmarkedError(f"{path} does not begin as a shard does: it is ignored and left alone")
     header_bytes = int.from_bytes(begin[:8], "little")
     if not 0 < header_bytes < size:
         raise ValueError("no header")
@@ -274,13 +274,7 @@ def _parse(path: Path, file: FileIO, size: int) -> Shard:
             raise ValueError("the file is cut")
         return raw.view(dtype).reshape(header[name]["shape"])
 
-    small: dict[str, NDArray[Any]] = {
-        "keys": load("keys", np.uint8),
-        "truncated": load("truncated", np.uint8),
-        "checksums": load("checksums", np.uint32),
-    }
-    if _head_checksum(small) != head:
-        raise ValueError("its keys fail their checksum")
+    small = {n: load(n, np.uint32 if n == "checksums" else np.uint8) for n in _SMALL}
     n_rows = len(small["keys"])
     columns: dict[Column, tuple[type[np.floating[Any]], int, int]] = {}
     for name in header.keys() - small.keys():
@@ -290,8 +284,9 @@ def _parse(path: Path, file: FileIO, size: int) -> Shard:
         if rows != n_rows or stop - start != rows * width * np.dtype(dtype).itemsize:
             raise ValueError(f"{name} has another shape")
         columns[int(layer), pooling] = dtype, width, base + start
-    if small["checksums"].shape != (len(columns), -(-n_rows // CHUNK)):
-        raise ValueError("its checksums have another shape")
+    shape = len(columns), -(-n_rows // CHUNK)
+    if _head_checksum(small) != head or small["checksums"].shape != shape:
+        raise ValueError("its keys fail their checksum")
     return Shard(
         path=path,
         head=head,
@@ -307,24 +302,21 @@ def merge_shards(shards: Sequence[Shard], folder: Path) -> tuple[Path | None, in
     # Every row is verified on the way, so that damage is never given a fresh checksum.
     keys = np.concatenate([shard.keys for shard in shards])
     truncated = np.concatenate([shard.truncated for shard in shards])
-    good = np.ones(len(keys), dtype=bool)
+    good: list[Mask] = []
     columns: dict[Column, list[NDArray[np.floating[Any]]]] = {c: [] for c in shards[0].columns}
-    start = 0
     for shard in shards:
-        stop = start + len(shard.keys)
+        good.append(np.ones(len(shard.keys), dtype=bool))
         with open(shard.path, "rb", buffering=0) as file:
             for column, parts in columns.items():
                 values, intact = shard.read(file, column, np.arange(len(shard.keys)))
                 # Narrow again at once: all columns of all shards are in memory together.
                 parts.append(values.astype(shard.columns[column][0]))
-                good[start:stop] &= intact
-        start = stop
-    intact_rows = np.flatnonzero(good)
-    _, kept = np.unique(keys[intact_rows], return_index=True)
-    kept = intact_rows[kept]
-    n_dropped = len(keys) - len(intact_rows)
-    if not len(kept):
+                good[-1] &= intact
+    rows = np.flatnonzero(np.concatenate(good))
+    n_dropped = len(keys) - len(rows)
+    if not len(rows):
         return None, n_dropped
+    kept = rows[np.unique(keys[rows], return_index=True)[1]]
     merged = {column: np.concatenate(parts)[kept] for column, parts in columns.items()}
     return write_shard(folder, keys[kept], truncated[kept], merged), n_dropped
 
@@ -345,17 +337,14 @@ def _checksum(chunk: memoryview, column: Column) -> int:
 
 def _head_checksum(tensors: dict[str, NDArray[Any]]) -> str:
     total = 0
-    for name in ("keys", "truncated", "checksums"):
+    for name in _SMALL:
         total = zlib.crc32(np.ascontiguousarray(tensors[name]).tobytes(), total)
     return str(total)
 
 
 def _fill(file: FileIO, raw: NDArray[np.uint8]) -> bool:
     """Read until the array is full; False where the file ends before."""
-    view = raw.data
-    while len(view):
-        n = file.readinto(view)
-        if not n:
-            return False
-        view = view[n:]
-    return True
+    done = 0
+    while done < len(raw) and (n := file.readinto(raw.data[done:])):
+        done += n
+    return done == len(raw)

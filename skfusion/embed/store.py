@@ -20,28 +20,9 @@ import joblib
 import numpy as np
 from joblib.disk import memstr_to_bytes
 
+from . import shards
 from .session import session_folder
-from .shards import (
-    MARK,
-    RECENT,
-    SHARD_NAME,
-    TEMPORARY_NAME,
-    Column,
-    DamagedShardError,
-    Keys,
-    Mask,
-    Shard,
-    UnmarkedError,
-    Vectors,
-    clear_folder,
-    is_own,
-    list_files,
-    merge_shards,
-    open_shard,
-    publishing,
-    remove_own,
-    write_shard,
-)
+from .shards import Column, DamagedShardError, Keys, Mask, Shard, UnmarkedError, Vectors
 
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
 _MERGE_COUNT = 8  # shards of like size that are made one
@@ -67,12 +48,12 @@ class Found:
 
 
 class VectorStore:
-    """A folder of pooled vectors, for the `memory` parameter of an embedder.
+    """A folder of pooled vectors, for the `memory` parameter of an embedder, which checks it.
 
-    A path as `memory` makes the same store with all other parameters at their defaults. Several
-    processes, and hosts on a shared folder, may use one store at the same time: its files are
-    immutable and appear by an atomic rename. Files that others have put into the folder are left
-    alone. Each process keeps up to 64 MB of what it read lately in memory.
+    A path as `memory` makes a store with the defaults. Several processes, and hosts on a shared
+    folder, may use one store at the same time: its files are immutable and appear by an atomic
+    rename. Other people's files in the folder are left alone. A process keeps up to 64 MB of
+    what it read lately in memory.
 
     Parameters
     ----------
@@ -94,12 +75,7 @@ class VectorStore:
         Poolings that a pass stores, where `layers` is not "requested".
     dtype : {"auto", "float32", "float16"}, default="auto"
         "auto" rounds a vector to float16 where the error is at most 1e-3 of its norm and no value
-        reaches 6e4; others stay float32. What an embedder returns is what is stored, cold or
-        warm.
-
-    See Also
-    --------
-    LLMLayerEmbedder : Checks `layers`, `poolings` and `dtype` in `fit`.
+        reaches 6e4; others stay float32. What is returned is what is stored, cold or warm.
 
     Examples
     --------
@@ -151,10 +127,7 @@ class VectorStore:
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        parameters = inspect.signature(cls).parameters
-        return {name: parameter.default for name, parameter in parameters.items()}
-
-    # --- what users call ----------------------------------------------------------------------
+        return {k: v.default for k, v in inspect.signature(cls).parameters.items()}
 
     def info(self) -> dict[str, Any]:
         """Describe what is stored.
@@ -163,27 +136,25 @@ class VectorStore:
         -------
         dict
             ``location``, ``n_texts`` (rows, a text under two models counted twice), ``n_shards``,
-            ``n_bytes``, ``size_limit`` (bytes or None) and ``models``, a list with one dict
-            per model and setting.
+            ``n_bytes``, ``size_limit`` (bytes or None) and ``models``, one dict per model and
+            setting.
         """
         models = []
         for folder in self._folders():
             found = list(_open_all(folder))
-            shards = [shard for _, _, shard in found if shard is not None]
-            columns = {column for shard in shards for column in shard.columns}
+            opened = [shard for _, _, shard in found if shard is not None]
+            columns = {column for shard in opened for column in shard.columns}
             models.append(
                 {
                     **_read_about(folder),
-                    "n_texts": len(set().union(*(shard.keys.tolist() for shard in shards))),
+                    "n_texts": len(set().union(*(shard.keys.tolist() for shard in opened))),
                     "n_shards": len(found),
                     "n_bytes": sum(size for _, size, _ in found),
                     "layers": sorted({layer for layer, _ in columns}),
                     "poolings": sorted({pooling for _, pooling in columns}),
                 }
             )
-        totals = {
-            name: sum(m[name] for m in models) for name in ("n_texts", "n_shards", "n_bytes")
-        }
+        totals = {n: sum(m[n] for m in models) for n in ("n_texts", "n_shards", "n_bytes")}
         limit = self._limit_bytes()
         return {"location": str(self._root()), **totals, "size_limit": limit, "models": models}
 
@@ -193,7 +164,7 @@ class VectorStore:
         Files in the folder that no store has written stay where they are.
         """
         for folder in self._folders():
-            clear_folder(folder)
+            shards.clear_folder(folder)
 
     def verify(self) -> dict[str, Any]:
         """Read every stored vector and compare it with its checksum.
@@ -219,8 +190,6 @@ class VectorStore:
                     damaged.append(str(path))
         return {"n_shards": n_shards, "n_texts": n_texts, "damaged": damaged}
 
-    # --- what an embedder calls ----------------------------------------------------------------
-
     def _scoped(self, fingerprint: str, about: dict[str, Any]) -> VectorStore:
         """Return this store as seen by one model and setting, and what `info` says of these."""
         scoped = copy.copy(self)
@@ -229,92 +198,81 @@ class VectorStore:
 
     def _root_location(self) -> str | None:
         """Return the folder that was asked for, or None for the session's."""
-        location = self.location
-        if isinstance(location, joblib.Memory):
-            location = location.location
+        location = getattr(self.location, "location", self.location)  # of a joblib.Memory
         return None if location is None else os.fspath(location)
 
     def _root(self) -> Path:
         """Return the folder that holds all models' folders."""
         location = self._root_location()
-        return (session_folder() if location is None else Path(location)) / MARK
+        return (session_folder() if location is None else Path(location)) / shards.MARK
 
     def _read(self, keys: Keys, columns: Sequence[Column], out: Vectors) -> Found:
         """Read vectors into (n, len(columns) * width); rows without all columns are missing."""
         damaged: set[Path] = set()
         for _ in range(_TRIES):
-            absent = np.ones((len(columns), len(keys)), dtype=bool)
-            truncated = np.zeros(len(keys), dtype=bool)
+            found = Found(np.ones((len(columns), len(keys)), bool), np.zeros(len(keys), bool))
             try:
-                for path in list_files(self._folder()):
-                    if not absent.any():
+                for path in shards.list_files(self._folder()):
+                    if not found.missing.any():
                         break
-                    if path not in damaged:
-                        self._read_shard(path, keys, columns, out, absent, truncated, damaged)
+                    known = path in damaged or self._read_shard(path, keys, columns, out, found)
+                    if not known:
+                        damaged.add(path)
                 break
             except FileNotFoundError:
                 continue  # merged or evicted by another process just now: look again
         if damaged:
             self._repair(damaged)
-        return Found(np.any(absent, axis=0, keepdims=True)[0], truncated)
+        return Found(np.any(found.missing, axis=0, keepdims=True)[0], found.truncated)
 
     def _read_shard(
-        self,
-        path: Path,
-        keys: Keys,
-        columns: Sequence[Column],
-        out: Vectors,
-        absent: Mask,
-        truncated: Mask,
-        damaged: set[Path],
-    ) -> None:
+        self, path: Path, keys: Keys, columns: Sequence[Column], out: Vectors, found: Found
+    ) -> bool:
+        """Read what a shard has of what is missing; return whether it is intact."""
+        intact, width = True, out.shape[1] // len(columns)
         try:
-            shard = open_shard(path)
+            shard = shards.open_shard(path)
             wanted = [i for i, column in enumerate(columns) if column in shard.columns]
-            left = np.flatnonzero(absent[wanted].any(axis=0))
+            left = np.flatnonzero(found.missing[wanted].any(axis=0))
             rows, hit = shard.find(keys[left])
             left, rows = left[hit], rows[hit]
             if not len(left):
-                return
-            width = out.shape[1] // len(columns)
+                return True
             with open(path, "rb", buffering=0) as file:
                 for i in wanted:
-                    here = np.flatnonzero(absent[i, left])
-                    for part, vectors in shard.chunks(file, columns[i], rows[here], RECENT):
+                    here = np.flatnonzero(found.missing[i, left])
+                    for part, vectors in shard.chunks(file, columns[i], rows[here], shards.RECENT):
                         if vectors is None:
-                            damaged.add(path)
+                            intact = False
                             continue
                         target = left[here[part]]
                         out[target, i * width : (i + 1) * width] = vectors
-                        absent[i, target] = False
-            truncated[left] = shard.truncated[rows]
+                        found.missing[i, target] = False
+            found.truncated[left] = shard.truncated[rows]
             with contextlib.suppress(OSError):
                 if abs(time.time() - path.stat().st_mtime) > _USED_SECONDS:
                     os.utime(path)  # used now: eviction goes by this time
         except UnmarkedError as error:
             if path not in _WARNED:
                 _WARNED.add(path)
-                warnings.warn(
-                    f"{error}. It is not used and stays where it is: look whose it is.",
-                    StoreWarning,
-                    stacklevel=2,
-                )
+                warnings.warn(str(error), StoreWarning, stacklevel=2)
         except DamagedShardError:
-            damaged.add(path)
+            return False
         except FileNotFoundError:
             raise
         except OSError:
             pass  # unreadable for whatever reason is a miss
+        return intact
 
     def _write(self, keys: Keys, truncated: Mask, columns: dict[Column, Vectors]) -> None:
         """Store vectors as one shard; raises OSError where that cannot be."""
         folder = self._folder()
-        write_shard(folder, keys, truncated, columns)
+        shards.write_shard(folder, keys, truncated, columns)
         about = folder / "about.json"
-        if not about.exists():
+        if not os.path.lexists(about):
             # Only for people: nothing is decided by it.
-            content = json.dumps({MARK: "about", **self._about}, default=str)
-            with publishing(about) as temporary:
+            content = json.dumps({shards.MARK: "about", **self._about}, default=str)
+            with shards.publishing(about) as temporary:
                 temporary.write_text(content, encoding="utf-8")
 
     def _tidy(self) -> None:
@@ -322,9 +280,9 @@ class VectorStore:
         with contextlib.suppress(OSError):
             self._merge_small()
             oldest = time.time() - _ABANDONED_SECONDS
-            for path in list_files(self._folder(), TEMPORARY_NAME):
+            for path in shards.list_files(self._folder(), shards.TEMPORARY_NAME):
                 if path.stat().st_mtime < oldest:
-                    remove_own(path)
+                    shards.remove_own(path)
         self._evict()
 
     def _merge_small(self) -> None:
@@ -334,38 +292,35 @@ class VectorStore:
                 layout = tuple(sorted((c, v[0].__name__) for c, v in shard.columns.items()))
                 # Shards of like size only, so that a row is copied log(n) times, not n times.
                 groups[layout, (size.bit_length() + 2) // 3].append(shard)
-        for shards in groups.values():
-            if len(shards) >= _MERGE_COUNT:
-                self._replace(shards)
+        for group in groups.values():
+            if len(group) >= _MERGE_COUNT:
+                self._replace(group)
 
-    def _replace(self, shards: list[Shard]) -> None:
-        used = max(shard.path.stat().st_mtime for shard in shards)
-        merged, _ = merge_shards(shards, self._folder())
+    def _replace(self, group: list[Shard]) -> None:
+        used = max(shard.path.stat().st_mtime for shard in group)
+        merged, _ = shards.merge_shards(group, self._folder())
         if merged is not None:
             os.utime(merged, (used, used))
-        for shard in shards:
-            remove_own(shard.path)
+        for shard in group:
+            shards.remove_own(shard.path)
 
     def _evict(self) -> None:
-        limit = self._limit_bytes()
+        limit, found = self._limit_bytes(), []
         if limit is None:
             return
-        found = []
-        for path in self._root().glob("*/*"):
-            with contextlib.suppress(OSError):
-                if SHARD_NAME.fullmatch(path.name):
+        for folder in self._root().glob("*"):
+            for path in shards.list_files(folder):
+                with contextlib.suppress(OSError):
                     info = path.stat()
                     found.append((info.st_mtime_ns, info.st_size, path))
-        excess = sum(size for _, size, _ in found) - limit
-        if excess > 0:
-            found = sorted(entry for entry in found if is_own(entry[2]))
-            excess = sum(size for _, size, _ in found) - limit
-        for _, size, path in found:
-            if excess <= 0:
-                break
-            with contextlib.suppress(OSError):
-                remove_own(path)
-                excess -= size
+        total = sum(size for _, size, _ in found)
+        own = sorted(entry for entry in found if total > limit and shards.is_own(entry[2]))
+        excess = sum(size for _, size, _ in own) - limit
+        for _, size, path in own:
+            if excess > 0:
+                with contextlib.suppress(OSError):
+                    shards.remove_own(path)
+                    excess -= size
 
     def _repair(self, damaged: set[Path]) -> None:
         names = ", ".join(sorted(path.name for path in damaged))
@@ -379,8 +334,8 @@ class VectorStore:
             # Keep what is intact. In a folder that cannot be written they stay a miss.
             with contextlib.suppress(OSError):
                 with contextlib.suppress(DamagedShardError):
-                    merge_shards([open_shard(path)], self._folder())
-                remove_own(path)
+                    shards.merge_shards([shards.open_shard(path)], self._folder())
+                shards.remove_own(path)
 
     def _limit_bytes(self) -> int | None:
         """Return the size limit as a number of bytes."""
@@ -392,9 +347,8 @@ class VectorStore:
         name = self._fingerprint
         if not isinstance(name, str) or not _FINGERPRINT.fullmatch(name):
             raise ValueError(
-                f"Vectors are kept under a fingerprint of 32 lowercase hexadecimal digits, as "
-                f"joblib.hash returns it; this store has {name!r}. Use the `store_` of a fitted "
-                f"embedder."
+                f"The fingerprint of a store must be 32 lowercase hexadecimal digits, as "
+                f"joblib.hash returns; got {name!r}. Use the `store_` of a fitted embedder."
             )
         return self._root() / name
 
@@ -415,8 +369,7 @@ class Writer:
         self._store, self._columns = store, columns
         self._parts: list[tuple[Keys, Mask, Vectors]] = []
         self._bytes, self._since = 0, time.monotonic()
-        self._broken = False
-        limit = store._limit_bytes()
+        self._broken, limit = False, store._limit_bytes()
         # Shards small enough that a size limit evicts in steps.
         self._flush_bytes = _FLUSH_BYTES if limit is None else min(_FLUSH_BYTES, limit // 4)
 
@@ -445,9 +398,8 @@ class Writer:
         keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
         try:
             split = np.split(vectors, len(self._columns), axis=1)
-            columns = {
-                c: v for c, v in zip(self._columns, split, strict=True) if np.isfinite(v).all()
-            }
+            named = zip(self._columns, split, strict=True)
+            columns = {column: part for column, part in named if np.isfinite(part).all()}
             self._store._write(keys, truncated, columns)
         except OSError as error:
             self._broken = True
@@ -462,11 +414,11 @@ class Writer:
 
 def _open_all(folder: Path) -> Iterator[tuple[Path, int, Shard | None]]:
     """Yield every shard of a folder with its size, None for one that is damaged."""
-    for path in list_files(folder):
+    for path in shards.list_files(folder):
         size, shard = 0, None
         try:
             size = path.stat().st_size
-            shard = open_shard(path)
+            shard = shards.open_shard(path)
         except (FileNotFoundError, UnmarkedError):
             continue
         except (OSError, DamagedShardError):
@@ -478,5 +430,5 @@ def _read_about(folder: Path) -> dict[str, Any]:
     path = folder / "about.json"
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        about = json.loads(path.read_text(encoding="utf-8")) if is_own(path) else {}
-    return {"fingerprint": folder.name, **{k: v for k, v in about.items() if k != MARK}}
+        about = json.loads(path.read_text(encoding="utf-8")) if shards.is_own(path) else {}
+    return {"fingerprint": folder.name, **{k: v for k, v in about.items() if k != shards.MARK}}

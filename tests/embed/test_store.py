@@ -3,11 +3,23 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
+from _support.stores import (
+    COLUMNS,
+    ONE,
+    OTHER,
+    WIDTH,
+    assert_complete,
+    columns_of,
+    fill,
+    keys_of,
+    read,
+    shard_files,
+    values,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -16,52 +28,11 @@ from skfusion import StoreWarning, VectorStore
 from skfusion.embed import shards
 from skfusion.embed.shards import DamagedShardError, merge_shards, open_shard, write_shard
 from skfusion.embed.store import Writer
-from skfusion.embed.texts import text_keys
-
-WIDTH = 6
-ONE, OTHER = "a" * 32, "b" * 32
-COLUMNS = [(0, "mean"), (1, "mean"), (1, "last")]
-
-
-def values(keys: np.ndarray, n_columns: int = len(COLUMNS)) -> np.ndarray:
-    """Vectors that follow from the key, in float16's range."""
-    seeds = [int.from_bytes(key.ljust(16, b"\0")[:4], "little") for key in keys.tolist()]
-    rows = [np.random.default_rng(seed).integers(-99, 99, n_columns * WIDTH) for seed in seeds]
-    return np.array(rows, dtype=np.float32).reshape(len(keys), n_columns * WIDTH)
-
-
-def columns_of(vectors: np.ndarray, columns: list = COLUMNS) -> dict:
-    return {c: vectors[:, i * WIDTH : (i + 1) * WIDTH] for i, c in enumerate(columns)}
-
-
-def keys_of(*numbers: int) -> np.ndarray:
-    return text_keys([str(n) for n in numbers])
-
-
-def fill(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> None:
-    vectors = values(keys, 3)[:, : len(columns) * WIDTH]
-    store._write(keys, np.zeros(len(keys), bool), columns_of(vectors, columns))
-
-
-def read(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> tuple:
-    out = np.full((len(keys), len(columns) * WIDTH), np.nan, dtype=np.float32)
-    found = store._read(keys, columns, out)
-    return out, found
 
 
 @pytest.fixture
 def store(tmp_path) -> VectorStore:
     return VectorStore(tmp_path)._scoped(ONE, {"model": "some"})
-
-
-def shard_files(store: VectorStore) -> list[Path]:
-    return sorted(store._root().glob("*/*.safetensors"))
-
-
-def assert_complete(store: VectorStore, keys: np.ndarray) -> None:
-    out, found = read(store, keys)
-    assert not found.missing.any()
-    np.testing.assert_array_equal(out, values(keys))
 
 
 # --- shards ---------------------------------------------------------------------------------
@@ -356,8 +327,16 @@ class TestWriter:
 def test_files_of_killed_writers_are_removed_after_an_hour(store):
     fill(store, keys_of(1))
     folder = shard_files(store)[0].parent
-    for name, age in (("old.tmp", 7200), ("new.tmp", 60)):
-        (folder / name).write_text("half")
+    ours = [f"skfusion-{digit * 32}.tmp" for digit in "1234"]
+    begin = shard_files(store)[0].read_bytes()[:80]
+    for name, age, content in (
+        (ours[0], 7200, begin),
+        (ours[1], 7200, b""),  # killed before the first byte
+        (ours[2], 60, begin),
+        (ours[3], 7200, b"somebody else's"),
+        ("old.tmp", 7200, begin),
+    ):
+        (folder / name).write_bytes(content)
         os.utime(folder / name, (time.time() - age,) * 2)
     store._tidy()
-    assert [path.name for path in folder.glob("*.tmp")] == ["new.tmp"]
+    assert sorted(path.name for path in folder.glob("*.tmp")) == ["old.tmp", *ours[2:]]
