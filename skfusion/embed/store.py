@@ -308,7 +308,7 @@ class VectorStore:
         limit, found = self._limit_bytes(), []
         if limit is None:
             return
-        for folder in self._root().glob("*"):
+        for folder in VectorStore(self.location)._folders():
             for path in shards.list_files(folder):
                 with contextlib.suppress(OSError):
                     info = path.stat()
