@@ -388,14 +388,17 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.n_truncated_ = 0
         self._stored, self._spec = stored, spec
         self._averages = isinstance(self.layer, str) and self.layer == "mean"
-        memory = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
-        self.store_ = memory.scoped(spec.fingerprint(), spec.about())
+        self.store_ = self._scoped_store()
         if self._chooses():
             self._choose(texts, targets, progress)
         elif self._averages:
             columns = (vectors for _, vectors in self._read(texts, progress))
             self.layer_means_, self.layer_stds_ = column_scales(columns)
         self.output_indices_ = self._name_blocks()
+
+    def _scoped_store(self) -> VectorStore:
+        store = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
+        return store._scoped(self._spec.fingerprint(), self._spec.about())
 
     def _choose(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
         """Put the best layer and pooling in place of all that were looked at."""
@@ -520,8 +523,12 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> Mapping[str, Any]:
         if self.memory is None:
             session_folder()  # workers look for it, so it must exist before they are sent this
-        state: Mapping[str, Any] = super().__getstate__()
-        return state
+        return {k: v for k, v in super().__getstate__().items() if k != "store_"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_spec" in state:
+            self.store_ = self._scoped_store()  # where it writes is never taken from a file
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

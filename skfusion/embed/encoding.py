@@ -16,9 +16,8 @@ from .backbone import Backbone, Source, Tokens
 from .batching import AUTO_BATCH_TOKENS, plan_batches
 from .forward import ForwardPass, settle
 from .shards import Column
-from .store import VectorStore
+from .store import VectorStore, Writer
 from .texts import text_keys
-from .writer import Writer
 
 #: Texts that are tokenised, sorted and encoded together: enough for batches of like length, few
 #: enough that their token ids do not fill the memory.
@@ -111,7 +110,7 @@ def encode(
     run.read()
     if run.missing().size:
         run.compute(load(), batch_tokens, progress)
-    store.tidy()
+    store._tidy()
     out = run.out if len(unique) == len(texts) else run.out[inverse]
     return Encoded(out, int(run.truncated[inverse].sum()), run.newly_truncated)
 
@@ -141,11 +140,11 @@ class _Run:
     def read(self, rows: NDArray[np.intp] | None = None) -> None:
         """Take from the store what it has of some rows, or of all."""
         if rows is None:
-            found = self.store.read(self.keys, self.columns, self.out)
+            found = self.store._read(self.keys, self.columns, self.out)
             self.known, self.truncated = ~found.missing, found.truncated
         elif len(rows):
             out = np.empty((len(rows), self.out.shape[1]), dtype=np.float32)
-            found = self.store.read(self.keys[rows], self.columns, out)
+            found = self.store._read(self.keys[rows], self.columns, out)
             there = rows[~found.missing]
             self.out[there] = out[~found.missing]
             self.truncated[there] = found.truncated[~found.missing]

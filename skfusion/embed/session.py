@@ -6,31 +6,23 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import shutil
 import stat
 import tempfile
 from pathlib import Path
+
+from .shards import MARK, clear_folder
 
 _PREFIX = "skfusion-session"
 _OWN: dict[int, Path] = {}  # by process id: a forked child must not take its parent's for its own
 
 
 def session_folder() -> Path:
-    """Give this session's folder, making it on first use.
-
-    A worker process uses the folder of the process that started it, found through the process
-    id, so that no path has to travel in a pickle (where it would change joblib's hash of an
-    estimator from one session to the next).
-
-    Returns
-    -------
-    pathlib.Path
-        A folder that only this user can read. It is removed when its process exits.
-    """
+    """Return this session's folder, readable by this user only, making it on first use."""
+    # A worker finds its parent's folder by the process id, so that no path travels in a pickle,
+    # where it would change joblib's hash of an estimator from one session to the next.
     pid = os.getpid()
     if pid not in _OWN:
-        shared = _parents_folder()
-        _OWN[pid] = shared if shared is not None else _make(pid)
+        _OWN[pid] = _parents_folder() or _make(pid)
     return _OWN[pid]
 
 
@@ -52,14 +44,13 @@ def _path(pid: int) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Tell whether it is a real folder that this user owns and nobody else can write to."""
+    """Whether it is a real folder that this user owns and nobody else can write to."""
     try:
         info = os.lstat(path)
     except OSError:
         return False
-    if not stat.S_ISDIR(info.st_mode):
-        return False
-    return not hasattr(os, "getuid") or (info.st_uid == os.getuid() and not info.st_mode & 0o022)
+    mine = not hasattr(os, "getuid") or (info.st_uid == os.getuid() and not info.st_mode & 0o022)
+    return stat.S_ISDIR(info.st_mode) and mine
 
 
 def _make(pid: int) -> Path:
@@ -70,13 +61,19 @@ def _make(pid: int) -> Path:
         path.mkdir(mode=0o700)
     if not _is_ours(path):
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    atexit.register(_remove, path, pid)
+    # A forked child is not the one whose exit ends the session.
+    atexit.register(lambda: _remove(path) if os.getpid() == pid else None)
     return path
 
 
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(path: Path) -> None:
+    """Remove the vectors in a session's folder, and the folder if it is empty then."""
+    with contextlib.suppress(OSError):
+        for folder in (path / MARK).iterdir():
+            clear_folder(folder)
+        (path / MARK).rmdir()
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def _remove_abandoned() -> None:
@@ -85,7 +82,7 @@ def _remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{pattern}*"):
         pid = path.name.removeprefix(pattern)
         if pid.isdigit() and _is_ours(path) and not _is_alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def _is_alive(pid: int) -> bool:
@@ -93,8 +90,6 @@ def _is_alive(pid: int) -> bool:
         return True  # os.kill would end the process there
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

@@ -496,7 +496,7 @@ def test_a_store_that_cannot_be_written_is_still_read(model, memory, texts, monk
 
 def test_a_pass_that_stops_half_way_resumes(model, memory, monkeypatch):
     texts = tiny_texts(60)
-    monkeypatch.setattr("skfusion.embed.writer._FLUSH_BYTES", 1)
+    monkeypatch.setattr("skfusion.embed.store._FLUSH_BYTES", 1)
     embedder = CountingEmbedder(model, memory=memory, batch_tokens=40).fit(texts)
     body = embedder._load()._body
     left = [5]

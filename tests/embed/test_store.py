@@ -3,11 +3,23 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
+from _support.stores import (
+    COLUMNS,
+    ONE,
+    OTHER,
+    WIDTH,
+    assert_complete,
+    columns_of,
+    fill,
+    keys_of,
+    read,
+    shard_files,
+    values,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -15,52 +27,12 @@ from safetensors import safe_open
 from skfusion import StoreWarning, VectorStore
 from skfusion.embed import shards
 from skfusion.embed.shards import DamagedShardError, merge_shards, open_shard, write_shard
-from skfusion.embed.texts import text_keys
-from skfusion.embed.writer import Writer
-
-WIDTH = 6
-COLUMNS = [(0, "mean"), (1, "mean"), (1, "last")]
-
-
-def values(keys: np.ndarray, n_columns: int = len(COLUMNS)) -> np.ndarray:
-    """Vectors that follow from the key, in float16's range."""
-    seeds = [int.from_bytes(key.ljust(16, b"\0")[:4], "little") for key in keys.tolist()]
-    rows = [np.random.default_rng(seed).integers(-99, 99, n_columns * WIDTH) for seed in seeds]
-    return np.array(rows, dtype=np.float32).reshape(len(keys), n_columns * WIDTH)
-
-
-def columns_of(vectors: np.ndarray, columns: list = COLUMNS) -> dict:
-    return {c: vectors[:, i * WIDTH : (i + 1) * WIDTH] for i, c in enumerate(columns)}
-
-
-def keys_of(*numbers: int) -> np.ndarray:
-    return text_keys([str(n) for n in numbers])
-
-
-def fill(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> None:
-    vectors = values(keys, 3)[:, : len(columns) * WIDTH]
-    store.write(keys, np.zeros(len(keys), bool), columns_of(vectors, columns))
-
-
-def read(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> tuple:
-    out = np.full((len(keys), len(columns) * WIDTH), np.nan, dtype=np.float32)
-    found = store.read(keys, columns, out)
-    return out, found
+from skfusion.embed.store import Writer
 
 
 @pytest.fixture
 def store(tmp_path) -> VectorStore:
-    return VectorStore(tmp_path).scoped("fingerprint", {"model": "some"})
-
-
-def shard_files(store: VectorStore) -> list[Path]:
-    return sorted(store.root().glob("*/*.safetensors"))
-
-
-def assert_complete(store: VectorStore, keys: np.ndarray) -> None:
-    out, found = read(store, keys)
-    assert not found.missing.any()
-    np.testing.assert_array_equal(out, values(keys))
+    return VectorStore(tmp_path)._scoped(ONE, {"model": "some"})
 
 
 # --- shards ---------------------------------------------------------------------------------
@@ -199,18 +171,18 @@ def test_unknown_texts_and_an_empty_store(store):
 def test_small_shards_are_merged(store):
     for i in range(40):
         fill(store, keys_of(i))
-        store.tidy()
+        store._tidy()
     assert len(shard_files(store)) < 16
     assert_complete(store, keys_of(*range(40)))
     assert store.info()["n_texts"] == 40
 
 
 def test_info_verify_clear(store, tmp_path):
-    other = VectorStore(tmp_path).scoped("other", {"model": "other"})
+    other = VectorStore(tmp_path)._scoped(OTHER, {"model": "other"})
     fill(store, keys_of(1, 2))
     fill(other, keys_of(3), COLUMNS[:1])
     info = VectorStore(tmp_path).info()
-    assert info["location"] == str(store.root())
+    assert info["location"] == str(store._root())
     assert info["n_texts"] == 3 and info["n_shards"] == 2
     assert info["n_bytes"] == sum(path.stat().st_size for path in shard_files(store))
     assert [model["model"] for model in info["models"]] == ["some", "other"]
@@ -264,7 +236,7 @@ def test_shards_that_vanish_while_reading_are_looked_for_again(store, monkeypatc
 
 
 def test_size_limit_evicts_the_least_recently_used(tmp_path):
-    store = VectorStore(tmp_path).scoped("f", {})
+    store = VectorStore(tmp_path)._scoped(ONE, {})
     for i in range(4):
         fill(store, keys_of(i))
     paths = {
@@ -276,8 +248,8 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
         os.utime(path, (now - 100 + i, now - 100 + i))
     assert not read(store, keys_of(0))[1].missing.any()  # the oldest is used again
     size = max(path.stat().st_size for path in paths.values())
-    limited = VectorStore(tmp_path, size_limit=2 * size).scoped("f", {})
-    limited.tidy()
+    limited = VectorStore(tmp_path, size_limit=2 * size)._scoped(ONE, {})
+    limited._tidy()
     assert sorted(i for i, path in paths.items() if path.exists()) == [0, 3]
     assert limited.info()["n_bytes"] <= 2 * size
 
@@ -286,14 +258,14 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
     ("limit", "expected"), [("2K", 2048), ("1M", 2**20), (77, 77), (None, None)]
 )
 def test_size_limit_forms(limit, expected):
-    assert VectorStore(size_limit=limit).limit_bytes() == expected
+    assert VectorStore(size_limit=limit)._limit_bytes() == expected
 
 
 def test_locations(tmp_path):
     memory = joblib.Memory(tmp_path / "joblib", verbose=0)
-    assert VectorStore(memory).root().parent == tmp_path / "joblib"
-    assert VectorStore(str(tmp_path)).root() == VectorStore(tmp_path).root()
-    assert VectorStore(joblib.Memory(None)).root() == VectorStore().root()
+    assert VectorStore(memory)._root().parent == tmp_path / "joblib"
+    assert VectorStore(str(tmp_path))._root() == VectorStore(tmp_path)._root()
+    assert VectorStore(joblib.Memory(None))._root() == VectorStore()._root()
 
 
 class TestWriter:
@@ -314,10 +286,10 @@ class TestWriter:
         with Writer(store, COLUMNS) as writer:
             self.add(writer, 1)
             assert not shard_files(store)
-            monkeypatch.setattr("skfusion.embed.writer._FLUSH_SECONDS", 0.0)
+            monkeypatch.setattr("skfusion.embed.store._FLUSH_SECONDS", 0.0)
             self.add(writer, 2)
             assert len(shard_files(store)) == 1
-        monkeypatch.setattr("skfusion.embed.writer._FLUSH_BYTES", 10)
+        monkeypatch.setattr("skfusion.embed.store._FLUSH_BYTES", 10)
         with Writer(store, COLUMNS) as writer:
             self.add(writer, 3)
             assert len(shard_files(store)) == 2
@@ -344,19 +316,27 @@ class TestWriter:
                 self.add(writer, i)
                 writer.flush()
         assert len(caught) == 1
-        assert not list(store.root().rglob("*.tmp"))
+        assert not list(store._root().rglob("*.tmp"))
 
     def test_nothing_to_write_makes_no_folder(self, store):
         with warnings.catch_warnings(), Writer(store, COLUMNS):
             pass
-        assert not store.root().exists()
+        assert not store._root().exists()
 
 
 def test_files_of_killed_writers_are_removed_after_an_hour(store):
     fill(store, keys_of(1))
     folder = shard_files(store)[0].parent
-    for name, age in (("old.tmp", 7200), ("new.tmp", 60)):
-        (folder / name).write_text("half")
+    ours = [f"skfusion-{digit * 32}.tmp" for digit in "1234"]
+    begin = shard_files(store)[0].read_bytes()[:80]
+    for name, age, content in (
+        (ours[0], 7200, begin),
+        (ours[1], 7200, b""),  # killed before the first byte
+        (ours[2], 60, begin),
+        (ours[3], 7200, b"somebody else's"),
+        ("old.tmp", 7200, begin),
+    ):
+        (folder / name).write_bytes(content)
         os.utime(folder / name, (time.time() - age,) * 2)
-    store.tidy()
-    assert [path.name for path in folder.glob("*.tmp")] == ["new.tmp"]
+    store._tidy()
+    assert sorted(path.name for path in folder.glob("*.tmp")) == ["old.tmp", *ours[2:]]

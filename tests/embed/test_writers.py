@@ -20,7 +20,7 @@ from skfusion.embed.shards import SUFFIX
 
 CODE = """
 import sys, numpy as np
-import skfusion.embed.writer as writer
+import skfusion.embed.store as writer
 from _support.tiny import tiny_texts
 from skfusion import LLMLayerEmbedder
 writer._FLUSH_BYTES = 40_000      # many shards
