@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import joblib
@@ -37,6 +38,10 @@ _MERGE_COUNT = 8  # shards of like size that are made one
 _MERGE_BELOW = 32 * 2**20  # larger ones are left alone
 _ABANDONED_SECONDS = 3600.0  # a temporary file older than this has no writer any more
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
+
+
+_FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
+_FLUSH_SECONDS = 15.0  # what a killed pass may lose
 
 
 class StoreWarning(UserWarning):
@@ -81,9 +86,15 @@ class VectorStore:
         location: str | os.PathLike[str] | joblib.Memory | None = None,
         *,
         size_limit: int | str | None = None,
+        layers: str | list[int | float] = "all",
+        poolings: str | list[str] = "all",
+        dtype: str = "auto",
     ) -> None:
         self.location = location
         self.size_limit = size_limit
+        self.layers = layers
+        self.poolings = poolings
+        self.dtype = dtype
         self._fingerprint: str | None = None
         self._about: dict[str, Any] = {}
 
@@ -92,7 +103,7 @@ class VectorStore:
         return f"VectorStore({self.location!r}{limit})"
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.root_location() is None:
+        if self._root_location() is None:
             session_folder()  # workers look for it, so it must exist before they are sent this
         return self.__dict__.copy()
 
@@ -129,8 +140,8 @@ class VectorStore:
         totals = {
             name: sum(m[name] for m in models) for name in ("n_texts", "n_shards", "n_bytes")
         }
-        limit = self.limit_bytes()
-        return {"location": str(self.root()), **totals, "size_limit": limit, "models": models}
+        limit = self._limit_bytes()
+        return {"location": str(self._root()), **totals, "size_limit": limit, "models": models}
 
     def clear(self) -> None:
         """Remove the stored vectors: of one model for ``embedder.store_``, otherwise all."""
@@ -166,7 +177,7 @@ class VectorStore:
 
     # --- what an embedder calls ----------------------------------------------------------------
 
-    def scoped(self, fingerprint: str, about: dict[str, Any]) -> VectorStore:
+    def _scoped(self, fingerprint: str, about: dict[str, Any]) -> VectorStore:
         """Give this store as seen by one model and setting.
 
         Parameters
@@ -180,19 +191,19 @@ class VectorStore:
         scoped._fingerprint, scoped._about = fingerprint, about
         return scoped
 
-    def root_location(self) -> str | None:
+    def _root_location(self) -> str | None:
         """Give the folder that was asked for, or None for the session's."""
         location = self.location
         if isinstance(location, joblib.Memory):
             location = location.location
         return None if location is None else os.fspath(location)
 
-    def root(self) -> Path:
+    def _root(self) -> Path:
         """Give the folder that holds all models' folders."""
-        location = self.root_location()
+        location = self._root_location()
         return (session_folder() if location is None else Path(location)) / _ROOT
 
-    def read(
+    def _read(
         self, keys: NDArray[np.bytes_], columns: Sequence[Column], out: NDArray[np.float32]
     ) -> Found:
         """Read the vectors that are there.
@@ -268,7 +279,7 @@ class VectorStore:
         except OSError:
             pass  # unreadable for whatever reason is a miss
 
-    def write(
+    def _write(
         self,
         keys: NDArray[np.bytes_],
         truncated: NDArray[np.bool_],
@@ -284,7 +295,7 @@ class VectorStore:
             temporary.write_text(json.dumps(self._about, default=str), encoding="utf-8")
             os.replace(temporary, about)
 
-    def tidy(self) -> None:
+    def _tidy(self) -> None:
         """Merge small shards, remove what killed writers left, and keep to the size limit."""
         with contextlib.suppress(OSError):
             self._merge_small()
@@ -318,11 +329,11 @@ class VectorStore:
                 path.unlink(missing_ok=True)
 
     def _evict(self) -> None:
-        limit = self.limit_bytes()
+        limit = self._limit_bytes()
         if limit is None:
             return
         shards = []
-        for path in self.root().glob(f"*/*{SUFFIX}"):
+        for path in self._root().glob(f"*/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 stat = path.stat()
                 shards.append((stat.st_mtime_ns, stat.st_size, path))
@@ -349,7 +360,7 @@ class VectorStore:
                     merge_shards([open_shard(path)], self._folder())
                 path.unlink(missing_ok=True)
 
-    def limit_bytes(self) -> int | None:
+    def _limit_bytes(self) -> int | None:
         """Give the size limit as a number of bytes."""
         if self.size_limit is None:
             return None
@@ -359,13 +370,13 @@ class VectorStore:
 
     def _folder(self) -> Path:
         assert self._fingerprint is not None, "scoped() gives a store that reads and writes"
-        return self.root() / self._fingerprint
+        return self._root() / self._fingerprint
 
     def _folders(self) -> list[Path]:
         if self._fingerprint is not None:
             return [self._folder()]
         try:
-            return sorted(path for path in self.root().iterdir() if path.is_dir())
+            return sorted(path for path in self._root().iterdir() if path.is_dir())
         except OSError:
             return []
 
@@ -405,3 +416,80 @@ def _read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {"fingerprint": folder.name}
     return {"fingerprint": folder.name, **about} if isinstance(about, dict) else {}
+
+
+class Writer:
+    """Gathers vectors of one pass and publishes them as shards.
+
+    Parameters
+    ----------
+    store : VectorStore
+        A scoped store.
+    columns : sequence of (layer, pooling)
+        The order of the vectors handed to `add`.
+    """
+
+    def __init__(self, store: VectorStore, columns: Sequence[Column]) -> None:
+        self._store, self._columns = store, columns
+        self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+        self._bytes, self._since = 0, time.monotonic()
+        self._broken = False
+        limit = store._limit_bytes()
+        # Shards small enough that a size limit evicts in steps.
+        self._flush_bytes = _FLUSH_BYTES if limit is None else min(_FLUSH_BYTES, limit // 4)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.flush()
+
+    def add(
+        self,
+        keys: NDArray[np.bytes_],
+        truncated: NDArray[np.bool_],
+        vectors: NDArray[np.float32],
+    ) -> None:
+        """Take vectors of shape (n, len(columns) * width); publish if there are enough."""
+        if self._broken or not len(keys):
+            return
+        self._parts.append((keys, truncated, vectors))
+        self._bytes += vectors.nbytes
+        overdue = time.monotonic() - self._since > _FLUSH_SECONDS
+        if overdue or self._bytes >= self._flush_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish what was gathered. The first failure warns and ends storing for this pass."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        self._since = time.monotonic()
+        if not parts:
+            return
+        keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        try:
+            self._store._write(keys, truncated, self._split(vectors))
+        except OSError as error:
+            self._broken = True
+            warnings.warn(
+                f"Vectors cannot be stored in {self._store._root()} ({error}); results are right "
+                f"but will be computed again. Check permissions and free space, or choose another "
+                f"folder with memory=.",
+                StoreWarning,
+                stacklevel=2,
+            )
+
+    def _split(self, vectors: NDArray[np.float32]) -> dict[Column, NDArray[np.float32]]:
+        """Cut into columns, without those that hold a value that is not finite."""
+        width = vectors.shape[1] // len(self._columns)
+        split = {
+            column: vectors[:, i * width : (i + 1) * width]
+            for i, column in enumerate(self._columns)
+        }
+        if np.isfinite(vectors).all():
+            return split
+        return {column: part for column, part in split.items() if np.isfinite(part).all()}

@@ -93,7 +93,8 @@ def test_order_duplicates_and_batches_do_not_matter(folder, texts, rng):
     other.store_.clear()
     made = other.transform([texts[i] for i in mixed])
     np.testing.assert_allclose(made, X[mixed], atol=2e-3)
-    exact = [LLMLayerEmbedder(folder(), batch_tokens=n, store_dtype="float32") for n in (7, 999)]
+    memory = VectorStore(dtype="float32")
+    exact = [LLMLayerEmbedder(folder(), batch_tokens=n, memory=memory) for n in (7, 999)]
     one = exact[0].fit_transform(texts)
     exact[1].fit(texts).store_.clear()
     np.testing.assert_allclose(exact[1].transform(texts), one, atol=1e-5)
@@ -198,10 +199,10 @@ def test_missing(folder):
         ({"dtype": "int8"}, ["dtype", "int8", "bfloat16"]),
         ({"batch_tokens": 0}, ["batch_tokens"]),
         ({"batch_tokens": "many"}, ["batch_tokens"]),
-        ({"store_layers": [9]}, ["store_layers=9"]),
-        ({"store_layers": "some"}, ["store_layers"]),
-        ({"store_poolings": ["x"]}, ["store_poolings"]),
-        ({"store_dtype": "int8"}, ["store_dtype"]),
+        ({"memory": VectorStore(layers=[9])}, ["VectorStore(layers=...)", "layers=9"]),
+        ({"memory": VectorStore(layers="some")}, ["VectorStore(layers=...)", "some"]),
+        ({"memory": VectorStore(poolings=["x"])}, ["VectorStore(poolings=...)", "'x'"]),
+        ({"memory": VectorStore(dtype="int8")}, ["VectorStore(dtype=...)", "int8"]),
         ({"missing": "drop"}, ["missing"]),
         ({"memory": 3}, ["memory"]),
         ({"model": 3}, ["model"]),
@@ -316,14 +317,14 @@ def test_cold_and_warm_give_the_same_bits(model, memory, texts):
     ("options", "layers", "poolings"),
     [
         ({}, 4, 6),
-        ({"store_layers": "requested"}, 1, 1),
-        ({"store_layers": [0, 0.5]}, 3, 6),  # and the requested one
-        ({"store_poolings": "requested"}, 4, 1),
-        ({"store_poolings": ["mean", "max"]}, 4, 2),
+        ({"layers": "requested"}, 1, 1),
+        ({"layers": [0, 0.5]}, 3, 6),  # and the requested one
+        ({"poolings": "requested"}, 4, 1),
+        ({"poolings": ["mean", "max"]}, 4, 2),
     ],
 )
 def test_what_is_stored(model, texts, options, layers, poolings):
-    embedder = LLMLayerEmbedder(model, **options)
+    embedder = LLMLayerEmbedder(model, memory=VectorStore(**options))
     embedder.fit_transform(texts)
     (info,) = embedder.store_.info()["models"]
     assert (len(info["layers"]), len(info["poolings"])) == (layers, poolings)
@@ -334,12 +335,17 @@ CHANGES = {
     "prompt": lambda m: {"prompt": "a "},
     "max_length": lambda m: {"max_length": 5},
     "dtype": lambda m: {"dtype": "float64"},
-    "store_dtype": lambda m: {"store_dtype": "float32"},
-    "attention": lambda m: {"attn_implementation": "eager"},
+    "store dtype": lambda m: {"store": {"dtype": "float32"}},
+    "attention": lambda m: {"model_kwargs": {"attn_implementation": "eager"}},
     "one weight": lambda m: _change_weight(m),
     "tokenizer": lambda m: _change_tokenizer(m),
     "another folder of that name": lambda m: _replace(m),
 }
+
+
+def in_store(memory: object, store: dict | None = None, **options: object) -> dict:
+    """Options of an embedder, those in `store` being the store's."""
+    return {"memory": VectorStore(memory, **store or {}), **options}
 
 
 def _change_weight(model: str) -> dict:
@@ -371,9 +377,9 @@ def test_what_changes_a_vector_never_returns_an_old_one(model, memory, texts, na
     CountingEmbedder(model, memory=memory).fit_transform(texts)
     read_log(model)
     options = CHANGES[name](model)
-    made = CountingEmbedder(model, memory=memory, **options).fit_transform(texts)
+    made = CountingEmbedder(model, **in_store(memory, **options)).fit_transform(texts)
     assert read_log(model) == (1, len(texts))
-    fresh = LLMLayerEmbedder(model, memory=str(memory) + "-fresh", **options)
+    fresh = LLMLayerEmbedder(model, **in_store(str(memory) + "-fresh", **options))
     np.testing.assert_allclose(made, fresh.fit_transform(texts), atol=1e-3)
 
 
@@ -396,7 +402,8 @@ def test_a_copy_under_another_name_is_the_same_model(model, memory, texts, tmp_p
         {"missing": "empty"},
         {"normalize": True},
         {"dtype": torch.float32},
-        {"store_layers": "requested"},
+        {"store": {"layers": "requested"}},
+        {"model_kwargs": {}},
         {"prompt": ""},
         {"layer": 1, "pooling": "max"},
     ],
@@ -404,7 +411,7 @@ def test_a_copy_under_another_name_is_the_same_model(model, memory, texts, tmp_p
 def test_what_changes_no_vector_computes_nothing(model, memory, texts, options):
     CountingEmbedder(model, memory=memory).fit_transform(texts)
     read_log(model)
-    CountingEmbedder(model, memory=memory, **options).fit_transform(texts)
+    CountingEmbedder(model, **in_store(memory, **options)).fit_transform(texts)
     assert read_log(model) == (0, 0)
 
 
@@ -496,7 +503,7 @@ def test_a_store_that_cannot_be_written_is_still_read(model, memory, texts, monk
 
 def test_a_pass_that_stops_half_way_resumes(model, memory, monkeypatch):
     texts = tiny_texts(60)
-    monkeypatch.setattr("skfusion.embed.writer._FLUSH_BYTES", 1)
+    monkeypatch.setattr("skfusion.embed.store._FLUSH_BYTES", 1)
     embedder = CountingEmbedder(model, memory=memory, batch_tokens=40).fit(texts)
     body = embedder._load()._body
     left = [5]
@@ -581,7 +588,7 @@ def test_float16_states_of_a_long_text_do_not_overflow():
 def test_float16_store_says_what_does_not_fit():
     big = stub(lambda k, state, mask: state * 1e6)
     with pytest.raises(ValueError, match="stored as float16"):
-        LLMLayerEmbedder(big, store_dtype="float16").fit_transform(["abc"])
+        LLMLayerEmbedder(big, memory=VectorStore(dtype="float16")).fit_transform(["abc"])
     assert LLMLayerEmbedder(big).fit_transform(["abc"]).max() > 6e5
 
 
@@ -695,10 +702,10 @@ class TestBackbone:
         backbone = Backbone(tiny.make_model("bert"), tiny.make_tokenizer())
         embedder = LLMLayerEmbedder(backbone)
         X = embedder.fit_transform(texts)
-        identity = backbone.identity()
+        identity = backbone._identity()
         with torch.no_grad():
             backbone.model.encoder.layer[2].output.dense.bias[0] += 1
-        assert backbone.identity() != identity
+        assert backbone._identity() != identity
         with pytest.raises(ValueError, match="fit again"):
             embedder.transform(["something new"])
         assert np.abs(embedder.fit_transform(texts) - X).max() > 0.01
@@ -706,10 +713,10 @@ class TestBackbone:
     def test_a_changed_tokenizer_is_another_model(self):
         model = tiny.make_model("bert")
         one, two = (Backbone(model, tiny.make_tokenizer(ends=ends)) for ends in (True, False))
-        assert one.identity() != two.identity()
-        before = one.identity()
+        assert one._identity() != two._identity()
+        before = one._identity()
         one.tokenizer(["good film"], truncation=True, max_length=3, padding=True)
-        assert one.identity() == before
+        assert one._identity() == before
 
     def test_is_neither_moved_nor_cast(self):
         backbone = Backbone(tiny.make_model("bert"), tiny.make_tokenizer())
@@ -717,7 +724,7 @@ class TestBackbone:
         for options in (
             {"dtype": "float16"},
             {"device": "meta"},
-            {"attn_implementation": "eager"},
+            {"model_kwargs": {"attn_implementation": "eager"}},
         ):
             with pytest.raises(ValueError, match="Backbone"):
                 LLMLayerEmbedder(backbone, **options).fit(["a"])
@@ -753,9 +760,9 @@ def test_silence(folder, texts, capfd):
 def test_progress_bars(model, texts, capfd):
     LLMLayerEmbedder(model, verbose=1).fit_transform(texts)
     assert f"{len(texts)}/{len(texts)}" in capfd.readouterr().err
-    fresh = LLMLayerEmbedder(model, prompt="a ").warm(texts)
+    fresh = LLMLayerEmbedder(model, prompt="a ").precompute(texts)
     assert f"{len(texts)}/{len(texts)}" in capfd.readouterr().err
-    assert fresh.warm(texts, verbose=0).store_.info()["n_texts"] == len(texts)
+    assert fresh.precompute(texts, verbose=0).store_.info()["n_texts"] == len(texts)
     assert capfd.readouterr() == ("", "")
 
 
