@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,16 +141,16 @@ class Backbone:
     @property
     def _dtype(self) -> str:
         """Name of the dtype in which the model computes."""
-        floating = (t for t in _parameters(self._body) if t.is_floating_point())
-        tensor = next(floating, None)
-        return "float32" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+        parameters: Any = getattr(self._body, "parameters", list)()
+        dtypes = (str(t.dtype) for t in parameters if t.is_floating_point())
+        return next(dtypes, "float32").removeprefix("torch.")
 
     @property
     def _device(self) -> torch.device:
         """Where the input goes; the blocks of a dispatched model may be elsewhere."""
         import torch
 
-        tensor = next(_parameters(self._body), None)
+        tensor = next(iter(getattr(self._body, "parameters", list)()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
@@ -239,11 +239,12 @@ class Backbone:
         import torch
 
         ids, mask = pad(rows, self._pad_id)
-        tensors = [torch.from_numpy(ids), torch.from_numpy(mask)]
-        if types is not None:
-            tensors.append(torch.from_numpy(pad(types, 0)[0]))
-        moved = [tensor.to(self._device) for tensor in tensors]
-        return moved[0], moved[1], (moved[2] if types is not None else None)
+        padded = None if types is None else torch.from_numpy(pad(types, 0)[0]).to(self._device)
+        return (
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(mask).to(self._device),
+            padded,
+        )
 
     def _run(
         self,
@@ -320,10 +321,6 @@ def _declared_blocks(model: Any) -> tuple[type, ...]:
             if isinstance(kind, type) and getattr(entry, "index", 0) == 0:
                 classes.append(kind)
     return tuple(classes)
-
-
-def _parameters(module: Any) -> Iterator[torch.Tensor]:
-    return iter(module.parameters()) if hasattr(module, "parameters") else iter(())
 
 
 def _tokenizer_state(tokenizer: Any) -> Any:

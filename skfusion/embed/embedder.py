@@ -22,7 +22,7 @@ from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone
 from .encoding import NonFiniteError, Spec, encode
-from .layers import feature_names, is_auto, resolve_stored, resolve_wanted
+from .layers import is_auto, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
 from .session import session_folder
@@ -350,7 +350,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             One name per column.
         """
         check_is_fitted(self)
-        return feature_names(self.output_indices_)
+        width = range(self.hidden_size_)
+        names = [f"{block}_{i}" for block in self.output_indices_ for i in width]
+        return np.array(names, dtype=object)
 
     @property
     def store_(self) -> VectorStore:
@@ -379,10 +381,18 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             model_kwargs=self.model_kwargs,
             store_dtype=memory.dtype,
         )
-        kept = memory.layers, memory.poolings
-        layers, poolings = resolve_wanted(self.layer, self.pooling, *kept, n_layers)
-        stored = resolve_stored(*kept, layers, poolings, n_layers)
-        targets = self._targets(y, len(texts)) if self._chooses() else None
+        layers, poolings, stored = resolve_columns(
+            self.layer, self.pooling, memory.layers, memory.poolings, n_layers
+        )
+        if y is None and self._needs_y():
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                f"is None: 'auto' chooses by it. Pass y to fit, or use layer='mean', the mean "
+                f"over layers, which needs none."
+            )
+        targets = None
+        if self._chooses():  # said before the texts pass through the model
+            targets = read_criterion_targets(self.layer_criterion, y, len(texts))
         for name in _BY_TEXTS:
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
@@ -401,16 +411,6 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             _block_name(column): slice(i * width, (i + 1) * width)
             for i, column in enumerate(product(names, self.poolings_))
         }
-
-    def _targets(self, y: Any, n_texts: int) -> LayerTargets | None:
-        """Check what "auto" chooses by, before the texts pass through the model."""
-        if y is None and self._needs_y():
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                f"is None: 'auto' chooses by it. Pass y to fit, or use layer='mean', the mean "
-                f"over layers, which needs none."
-            )
-        return read_criterion_targets(self.layer_criterion, y, n_texts)
 
     def _choose(self, texts: list[str], targets: LayerTargets | None, progress: bool) -> None:
         """Put the best layer and pooling in place of all that were looked at."""

@@ -106,21 +106,18 @@ class ForwardPass:
         if self._backbone._hooks_agree is None:
             return self._first_batch(ids, mask, types)
         with torch.inference_mode():
-            if self._backbone._hooks_agree:
-                self._run_hooked(ids, mask, types)
-            else:
+            if not self._backbone._hooks_agree:
                 self._pool_states(self._all_states(ids, mask, types), mask)
+                return self._collect()
+            self._mask, self._pooled = mask, {}
+            try:
+                output = self._backbone._run(ids, mask, types)
+                self._see(self._depth, output.last_hidden_state)
+            except _LastNeeded:
+                pass
+            finally:
+                self._mask = None
             return self._collect()
-
-    def _run_hooked(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
-        self._mask, self._pooled = mask, {}
-        try:
-            output = self._backbone._run(ids, mask, types)
-            self._see(self._depth, output.last_hidden_state)
-        except _LastNeeded:
-            pass
-        finally:
-            self._mask = None
 
     def _all_states(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> list[Tensor]:
         output = self._backbone._run(ids, mask, types, all_states=True)
@@ -247,7 +244,10 @@ def run_batches(
                 raise
         # Outside of the except block, whose traceback would keep the failed batch's tensors alive.
         if vectors is None:
-            _free_memory()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            elif torch.backends.mps.is_available():
+                torch.mps.empty_cache()
             budget.tokens = max(1, len(batch) * int(lengths[batch].max()) // 2)
             budget.rows = max(1, len(batch) // 2)
             rest = np.concatenate([batch, *queue])
@@ -261,10 +261,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     signs = ("out of memory", "can't allocate memory", "not enough memory")
     return any(words in str(error).lower() for words in signs)
-
-
-def _free_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():
-        torch.mps.empty_cache()

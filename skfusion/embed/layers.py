@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import product
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .pooling import POOLINGS
 from .shards import Column
@@ -67,66 +67,46 @@ def resolve_poolings(pooling: str | Sequence[str], *, name: str) -> list[str]:
     return poolings
 
 
-def resolve_wanted(
+def resolve_columns(
     layer: Any, pooling: Any, store_layers: Any, store_poolings: Any, n_layers: int
-) -> tuple[list[int], list[str]]:
-    """Return the layers and poolings that are looked at: of "auto" and "mean", all that are kept.
+) -> tuple[list[int], list[str], list[Column]]:
+    """Return the layers and poolings that are looked at, and what a pass stores beside them.
+
+    "auto" and "mean" look at all that is kept.
 
     Examples
     --------
-    >>> from skfusion.embed.layers import resolve_wanted
-    >>> resolve_wanted("auto", "mean", [1, -1], "all", 3)
-    ([1, 3], ['mean'])
+    >>> from skfusion.embed.layers import resolve_columns
+    >>> resolve_columns("auto", "mean", [1, -1], "requested", 3)
+    ([1, 3], ['mean'], [(1, 'mean'), (3, 'mean')])
     """
-    layers, poolings = list(range(n_layers + 1)), list(POOLINGS)
+    for value, name in ((store_layers, _STORE_LAYERS), (store_poolings, _STORE_POOLINGS)):
+        named = isinstance(value, str) and value in ("all", "requested")
+        if not named and not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be 'all', 'requested' or a list; got {value!r}.")
+    kept_layers, kept_poolings = list(range(n_layers + 1)), list(POOLINGS)
+    if not isinstance(store_layers, str):
+        kept_layers = resolve_layers(store_layers, n_layers, name=_STORE_LAYERS)
+    if not isinstance(store_poolings, str):
+        kept_poolings = resolve_poolings(store_poolings, name=_STORE_POOLINGS)
+    layers, poolings = kept_layers, kept_poolings
     if not isinstance(layer, str):
         layers = resolve_layers(layer, n_layers, name="layer")
-    elif not isinstance(store_layers, str):
-        layers = resolve_layers(store_layers, n_layers, name=_STORE_LAYERS)
     if not is_auto(pooling):
         poolings = resolve_poolings(pooling, name="pooling")
-    elif not isinstance(store_poolings, str):
-        poolings = resolve_poolings(store_poolings, name=_STORE_POOLINGS)
     pairs = ((layer, pooling, poolings), (pooling, layer, layers))
     if any(is_auto(a) and not is_auto(b) and len(blocks) > 1 for a, b, blocks in pairs):
         raise ValueError(
             f"layer={layer!r} with pooling={pooling!r}: 'auto' chooses one vector per text. Put "
             f"one layer or one pooling beside it, or 'auto' for both."
         )
-    return layers, poolings
+    if store_layers == "requested":
+        return layers, poolings, []
+    if store_poolings == "requested":
+        kept_poolings = poolings
+    return layers, poolings, list(product(kept_layers, kept_poolings))
 
 
 def is_auto(value: Any) -> bool:
     """Whether a `layer` or `pooling`, which may be an array, is "auto"."""
     return isinstance(value, str) and value == "auto"
-
-
-def resolve_stored(
-    store_layers: Any,
-    store_poolings: Any,
-    layers: Sequence[int],
-    poolings: Sequence[str],
-    n_layers: int,
-) -> list[Column]:
-    """Return what a pass stores beside what is asked for: nothing where only that is kept."""
-    for value, name in ((store_layers, _STORE_LAYERS), (store_poolings, _STORE_POOLINGS)):
-        named = isinstance(value, str) and value in ("all", "requested")
-        if not named and not isinstance(value, list | tuple):
-            raise ValueError(f"{name} must be 'all', 'requested' or a list; got {value!r}.")
-    if store_layers == "requested":
-        return []
-    kept_layers: Sequence[int] = range(n_layers + 1)
-    if not isinstance(store_layers, str):
-        kept_layers = resolve_layers(store_layers, n_layers, name=_STORE_LAYERS)
-    kept_poolings: Sequence[str] = list(POOLINGS)
-    if not isinstance(store_poolings, str):
-        kept_poolings = resolve_poolings(store_poolings, name=_STORE_POOLINGS)
-    elif store_poolings == "requested":
-        kept_poolings = poolings
-    return [(layer, pooling) for layer in kept_layers for pooling in kept_poolings]
-
-
-def feature_names(blocks: Mapping[str, slice]) -> NDArray[np.object_]:
-    """Return the names ``{block}_{i}`` of the columns of named blocks."""
-    names = [f"{name}_{i}" for name, cut in blocks.items() for i in range(cut.stop - cut.start)]
-    return np.array(names, dtype=object)

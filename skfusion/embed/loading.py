@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +65,11 @@ def resolve(
     key = (path, identity, revision, trust_remote_code)
     if key not in _RESOLVED:
         config = _config(path, revision=revision, trust_remote_code=trust_remote_code)
-        commit = None if local else getattr(config, "_commit_hash", None)
         if not local:
-            identity = f"hub:{path}@{commit or _snapshot_digest(path, revision)}"
-        _RESOLVED[key] = replace(
-            _source(path, path, identity, config),
-            revision=commit or revision,
-            trust_remote_code=trust_remote_code,
-        )
+            revision = _commit(path, revision)
+            identity = f"hub:{path}@{revision}"
+        more: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        _RESOLVED[key] = _source(path, path, identity, config, **more)
     return _RESOLVED[key]
 
 
@@ -115,19 +110,17 @@ def _resolve_gguf(path: str) -> Source:
         else:
             folder, name = os.path.split(os.path.abspath(path))
             config = _config(folder, gguf_file=name)
-        source = _source(path, str(converted), f"gguf:{digest}", config)
-        # The conversion is dequantised in float32, whatever the file's config says.
-        _RESOLVED[key] = replace(source, gguf=path, saved_dtype="float32")
+        _RESOLVED[key] = _source(path, str(converted), f"gguf:{digest}", config, gguf=path)
     return _RESOLVED[key]
 
 
-def _source(name: str, location: str, identity: str, config: Any) -> Source:
+def _source(name: str, location: str, identity: str, config: Any, **more: Any) -> Source:
     try:
         n_layers, width = shape(config)
     except ValueError as error:
         raise ValueError(f"Cannot embed with {name!r}: {error}") from None
     positions, fixed = position_limit(config)
-    saved = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
     return Source(
         name=name,
         location=location,
@@ -136,7 +129,9 @@ def _source(name: str, location: str, identity: str, config: Any) -> Source:
         width=width,
         max_positions=positions,
         fixed_positions=fixed,
-        saved_dtype=saved if saved in _DTYPES else "float32",
+        # A GGUF file's conversion is dequantised in float32, whatever its config says.
+        saved_dtype=saved if saved in _DTYPES and "gguf" not in more else "float32",
+        **more,
     )
 
 
@@ -173,11 +168,14 @@ def _not_loaded(location: str, revision: str | None, error: Exception) -> OSErro
     )
 
 
-def _snapshot_digest(name: str, revision: str | None) -> str:
-    """Identify a hub model whose commit is unknown by what was downloaded."""
-    from huggingface_hub import snapshot_download
+def _commit(name: str, revision: str | None) -> str:
+    """Return the commit of a hub model whose config was read; not every transformers says it."""
+    from huggingface_hub import try_to_load_from_cache
 
-    return folder_digest(snapshot_download(name, revision=revision, local_files_only=True))
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(found, str):
+        raise _not_loaded(name, revision, OSError("its config.json is not in the hub's cache"))
+    return Path(found).parent.name
 
 
 # --- loading ---------------------------------------------------------------------------------
@@ -266,7 +264,7 @@ def load(
 ) -> Backbone:
     """Load weights and tokenizer, or return the model that is loaded already."""
     described = describe_kwargs(model_kwargs, source.trust_remote_code)
-    key = (source.identity, device, dtype, json.dumps(described, sort_keys=True))
+    key = (source.identity, device, dtype, str(described))
     with _LOAD_LOCK:
         if key not in _LOADED:
             while len(_LOADED) >= _KEEP_LOADED:
@@ -287,7 +285,8 @@ def _load(
     source: Source, folder: str, device: str, dtype: str, model_kwargs: Mapping[str, Any]
 ) -> Backbone:
     import torch
-    from transformers import AutoTokenizer
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
     options: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if source.revision:
@@ -299,9 +298,12 @@ def _load(
         placed = {"device_map": "auto"}
     elif own is not None or model_kwargs.get("quantization_config") is not None:
         placed = {"device_map": {"": device}}  # a quantised model must not be moved with .to
+    # The encoder class of a T5 kind of model, so that its decoder is never loaded.
+    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    cls = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
     try:
         with quiet():
-            model, info = _auto_class(config).from_pretrained(
+            model, info = cls.from_pretrained(
                 folder,
                 config=config,
                 dtype=getattr(torch, resolve_dtype(dtype, device, dtype)),
@@ -310,7 +312,7 @@ def _load(
                 **options,
                 **placed,
             )
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except OSError as error:
         raise _not_loaded(source.name, source.revision, error) from error
     absent = [name for name in info["missing_keys"] if "pooler" not in name]
@@ -322,16 +324,6 @@ def _load(
         )
     model = model.eval()
     return Backbone(model if placed else model.to(device), tokenizer)
-
-
-def _auto_class(config: Any) -> Any:
-    """Take the encoder class of a T5 kind of model, so that its decoder is never loaded."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-
-    if config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        return transformers.AutoModelForTextEncoding
-    return transformers.AutoModel
 
 
 def _converted(source: Source) -> str:

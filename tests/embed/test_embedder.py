@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import inspect
 import json
 import shutil
 import warnings
@@ -415,14 +417,19 @@ def test_what_changes_no_vector_computes_nothing(model, memory, texts, options):
     assert read_log(model) == (0, 0)
 
 
-def test_revision_of_a_hub_model(tmp_path, memory, texts):
-    """Two commits of one id in the hub's cache, in a process that is offline."""
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    """Two commits of one id in the hub's cache."""
     repo = tmp_path / "hub" / "models--some--model"
     for name, seed in (("a" * 40, 0), ("b" * 40, 1)):
         tiny.save_folder(repo / "snapshots" / name, seed=seed)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("a" * 40)
     (repo / "refs" / "next").write_text("b" * 40)
+    return repo
+
+
+def test_revision_of_a_hub_model(tmp_path, memory, texts, repo):
     code = f"""
 import json
 from skfusion import LLMLayerEmbedder
@@ -438,6 +445,42 @@ print(json.dumps(made))
     assert made["next"][0] != made["main"][0] and made["next"][1] != made["main"][1]
     X = LLMLayerEmbedder(repo / "snapshots" / ("b" * 40)).fit_transform(["good"])
     np.testing.assert_allclose(X[0], made["next"][1], atol=1e-6)
+
+
+def test_a_fitted_hub_model_stays_at_its_commit(tmp_path, repo):
+    env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    path = str(tmp_path / "fitted.pickle")
+    code = f"""
+import joblib
+from skfusion import LLMLayerEmbedder
+joblib.dump(LLMLayerEmbedder("some/model", memory={str(tmp_path / "s")!r}).fit(["a"]), {path!r})
+"""
+    run_python(code, **env)
+    (repo / "refs" / "main").write_text("b" * 40)
+    code = f"import joblib; print(joblib.load({path!r}).transform(['good'])[0].tolist())"
+    made = json.loads(run_python(code, **env))
+    X = LLMLayerEmbedder(repo / "snapshots" / ("a" * 40)).fit_transform(["good"])
+    np.testing.assert_allclose(X[0], made, atol=1e-6)
+
+
+def test_a_fitted_state_says_neither_what_is_opened_nor_where_is_written(
+    model, memory, texts, tmp_path
+):
+    embedder = LLMLayerEmbedder(model, memory=memory)
+    X = embedder.fit_transform(texts)
+    assert "store_" not in embedder.__getstate__()
+    folder = embedder.store_._folder()
+    forged = dataclasses.replace(embedder._spec, identity=f"folder:../../{tmp_path}", model="/x")
+    embedder._spec = forged
+    assert embedder.store_._folder().parent == folder.parent == embedder.store_._root()
+    with pytest.raises(ValueError, match="changed since fit"):
+        embedder.transform(texts)
+    # What is opened are the parameters: a folder of the same content will do wherever it is.
+    moved = LLMLayerEmbedder(model, memory=tmp_path / "other").fit(texts)
+    moved.set_params(model=shutil.move(model, tmp_path / "moved"))
+    np.testing.assert_array_equal(moved.transform(texts), X)
+    moved.set_params(memory=tmp_path / "third")
+    assert moved.store_.info()["n_texts"] == 0
 
 
 def test_a_folder_that_changes_between_fit_and_transform(model, texts):
@@ -522,6 +565,67 @@ def test_a_pass_that_stops_half_way_resumes(model, memory, monkeypatch):
     _, after = read_log(model)
     assert 0 < after < len(texts)
     assert len(texts) <= before + after <= len(texts) + 40  # the interrupted batch, once more
+
+
+# --- arguments for from_pretrained ----------------------------------------------------------
+
+
+class FourBits:
+    """Like a quantisation config: it can say in plain values what it is."""
+
+    def to_dict(self) -> dict:
+        return {"bits": 4, "dtype": torch.float16, "skip": ("lm_head",)}
+
+
+def test_model_kwargs_reach_the_model(model):
+    for attention in ("eager", "sdpa"):
+        embedder = LLMLayerEmbedder(model, model_kwargs={"attn_implementation": attention})
+        body = embedder.fit(["a"])._load().model
+        assert body.config._attn_implementation == attention
+    assert clone(embedder).model_kwargs == {"attn_implementation": "sdpa"}
+    embedder.set_params(model_kwargs=None)
+    with pytest.raises(ValueError, match="changed since fit"):
+        embedder.transform(["b"])
+
+
+def test_the_fingerprint_of_model_kwargs_is_the_same_in_every_process(folder):
+    code = f"""
+import torch
+from skfusion import LLMLayerEmbedder
+{inspect.getsource(FourBits)}
+kwargs = {{"quantization_config": FourBits(), "attn_implementation": "eager"}}
+e = LLMLayerEmbedder({folder()!r}, model_kwargs=kwargs).fit(["a"])
+print(e.store_._fingerprint)
+"""
+    kwargs = {"attn_implementation": "eager", "quantization_config": FourBits()}
+    own = LLMLayerEmbedder(folder(), model_kwargs=kwargs).fit(["a"])
+    assert run_python(code).strip() == own.store_._fingerprint
+    other = LLMLayerEmbedder(folder(), model_kwargs={"attn_implementation": "eager"}).fit(["a"])
+    assert other.store_._fingerprint != own.store_._fingerprint
+    json.dumps(own._spec.model_kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"torch_dtype": "float16"}, "'torch_dtype'.*the parameter dtype"),
+        ({"revision": "x"}, "the parameter revision"),
+        ({"trust_remote_code": True}, "the parameter trust_remote_code"),
+        ({"device_map": "auto"}, "the parameter device"),
+        ({"token": "secret"}, "HF_TOKEN"),
+        ({"weights_only": False}, "Backbone"),
+        ({"attn_implementation": "some/kernel"}, "runs code from the hub"),
+    ],
+)
+def test_model_kwargs_that_are_set_elsewhere_are_refused(folder, kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        LLMLayerEmbedder(folder(), model_kwargs=kwargs).fit(["a"])
+
+
+@pytest.mark.parametrize("value", [object(), FourBits, torch.zeros(1), {1: [print]}])
+def test_model_kwargs_without_a_stable_description_are_refused(folder, value):
+    with pytest.raises(TypeError, match=r"model_kwargs\['x'\].*to_dict"):
+        LLMLayerEmbedder(folder(), model_kwargs={"x": value}).fit(["a"])
 
 
 # --- errors in a pass -----------------------------------------------------------------------
