@@ -55,7 +55,7 @@ class Source:
 class Backbone:
     """A language model and its tokenizer, already in memory.
 
-    Give one to `LLMLayerEmbedder` to embed with a model that you have loaded, quantised or
+    Pass one to `LLMLayerEmbedder` to embed with a model that you have loaded, quantised or
     changed yourself. It is shared by `sklearn.base.clone` and ``copy.deepcopy``, never copied,
     and neither moved nor cast. Its pickle holds the weights, as nothing else could bring them
     back; an embedder made from a hub id, folder or GGUF file pickles without them.
@@ -216,21 +216,20 @@ class Backbone:
         types = encoded.get("token_type_ids")
         if types is not None and not any(map(any, types)):
             types = None  # all zero is what every model assumes
+        fast = getattr(encoded, "encodings", None)
         cut = np.zeros(len(ids), dtype=bool)
         for i, row in enumerate(ids):
             if limit is not None and len(row) >= limit:
-                cut[i] = self._was_cut(texts[i], encoded, i, limit)
+                if fast is None:
+                    whole = self.tokenizer([texts[i]], truncation=False, verbose=False)
+                    cut[i] = len(whole["input_ids"][0]) > limit
+                else:
+                    cut[i] = bool(fast[i].overflowing)
             if not row:  # no token at all: SmolLM2 and GPT-2 turn "" into nothing
                 ids[i] = [self._first_id("bos_token_id", "eos_token_id", "pad_token_id")]
                 if types is not None:
                     types[i] = [0]
         return Tokens(ids, types, cut)
-
-    def _was_cut(self, text: str, encoded: Any, i: int, limit: int) -> bool:
-        fast = getattr(encoded, "encodings", None)
-        if fast is not None:
-            return bool(fast[i].overflowing)
-        return len(self.tokenizer([text], truncation=False, verbose=False)["input_ids"][0]) > limit
 
     def _batch(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None

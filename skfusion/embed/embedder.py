@@ -446,26 +446,19 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         All that is opened, the parameters name; what `fit` saw is only compared with.
         """
-        spec = self._spec
+        spec, trust = self._spec, self.trust_remote_code
         source = resolve_again(
-            spec.identity,
-            self.model,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
+            spec.identity, self.model, revision=self.revision, trust_remote_code=trust
         )
         if isinstance(self.model, Backbone):
             return self.model
-        kwargs = describe_kwargs(self.model_kwargs, self.trust_remote_code)
-        if (self.trust_remote_code, kwargs) != (spec.trust_remote_code, spec.model_kwargs):
+        described = describe_kwargs(self.model_kwargs, trust)
+        if (trust, described) != (spec.trust_remote_code, spec.model_kwargs):
             raise ValueError(
                 "trust_remote_code or model_kwargs has changed since fit. Call fit again."
             )
-        return load(
-            source,
-            device=resolve_device(self.device),
-            dtype=spec.dtype,
-            model_kwargs=self.model_kwargs,
-        )
+        device = resolve_device(self.device)
+        return load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
 
     def _read(
         self, texts: list[str], progress: bool

@@ -5,10 +5,8 @@ Imported when a model runs, for it imports torch.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -40,10 +38,7 @@ class ForwardPass:
 
     def __init__(self, backbone: Backbone, columns: Sequence[Column]) -> None:
         self._backbone, self._columns = backbone, tuple(columns)
-        self._wanted: dict[int, list[str]] = defaultdict(list)
-        for layer, pooling in columns:
-            self._wanted[layer].append(pooling)
-        self._deepest = max(self._wanted)
+        self._deepest = max(layer for layer, _ in columns)
         self._depth = backbone.n_layers
         self._handles: list[Any] = []
         self._mask: Tensor | None = None
@@ -59,16 +54,11 @@ class ForwardPass:
             if self._backbone._hooks_agree is not False:
                 self._hook(blocks)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._unhook()
         self._backbone._lock.release()
 
@@ -96,8 +86,9 @@ class ForwardPass:
             return
         assert self._mask is not None
         mask = self._mask.to(hidden.device)
-        for pooling in self._wanted.get(layer, ()):
-            self._pooled[layer, pooling] = POOLINGS[pooling](hidden, mask)
+        for column in self._columns:
+            if column[0] == layer:
+                self._pooled[column] = POOLINGS[column[1]](hidden, mask)
         if layer == self._deepest < self._depth:
             raise _LastNeeded
 

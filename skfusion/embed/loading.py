@@ -74,11 +74,7 @@ def resolve(
 
 
 def resolve_again(
-    identity: str,
-    model: str | os.PathLike[str] | Backbone,
-    *,
-    revision: str | None,
-    trust_remote_code: bool,
+    identity: str, model: Any, *, revision: str | None, trust_remote_code: bool
 ) -> Source:
     """Return the model of the parameters, which must be the one that `fit` saw.
 
