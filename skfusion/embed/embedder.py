@@ -21,7 +21,7 @@ from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone
-from .encoding import NonFiniteError, Spec, encode
+from .encoding import Spec, encode
 from .layers import is_auto, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
@@ -475,19 +475,16 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _encode(
         self, texts: list[str], columns: list[Column], stored: list[Column], progress: bool
     ) -> NDArray[np.float32]:
-        try:
-            encoded = encode(
-                texts,
-                columns=columns,
-                stored=stored,
-                spec=self._spec,
-                store=self.store_,
-                load=self._load,
-                batch_tokens=self.batch_tokens,
-                progress=progress,
-            )
-        except NonFiniteError as error:
-            raise self._explain(error, texts) from None
+        encoded = encode(
+            texts,
+            columns=columns,
+            stored=stored,
+            spec=self._spec,
+            store=self.store_,
+            load=self._load,
+            batch_tokens=self.batch_tokens,
+            progress=progress,
+        )
         self.n_truncated_ = encoded.n_truncated
         # A search reads the same cut texts from the store hundreds of times: of those it is
         # enough to hear once per process.
@@ -502,19 +499,6 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
         return encoded.vectors
-
-    def _explain(self, error: NonFiniteError, texts: list[str]) -> ValueError:
-        text = list(dict.fromkeys(texts))[error.row]
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        dtypes = f"dtype={self._spec.dtype!r}"
-        if self._spec.store_dtype == "float16":
-            dtypes += " stored as float16"
-        return ValueError(
-            f"The {error.pooling} vector of layer {error.layer} is not finite for the text at "
-            f"position {texts.index(text)} ({shown!r}), computed in {dtypes}. Nothing of it was "
-            f"stored; the texts before it were. Use dtype='float32' and a VectorStore with "
-            f"dtype='auto', or leave the text out."
-        )
 
     @property
     def _n_features_out(self) -> int:

@@ -143,18 +143,16 @@ def encode(
 ) -> Encoded:
     """Return the vectors of `columns`; what is not stored is computed, together with `stored`.
 
-    Equal texts are encoded once, and the backbone is loaded only if a text is missing. Raises
-    NonFiniteError if a vector that is asked for is not finite; those of other texts are stored.
+    Equal texts are encoded once, and the backbone is loaded only if a text is missing. A vector
+    that is asked for and not finite is a ValueError; those of other texts are stored.
     """
-    unique: dict[str, int] = {}
-    inverse = np.array([unique.setdefault(text, len(unique)) for text in texts], dtype=np.intp)
-    run = _Run(list(unique), columns, stored, spec, store)
+    run = _Run(texts, columns, stored, spec, store)
     run.read()
     if not run.known.all():
         run.compute(load(), batch_tokens, progress)
     store._tidy()
-    out = run.out if len(unique) == len(texts) else run.out[inverse]
-    return Encoded(out, int(run.truncated[inverse].sum()), run.newly_truncated)
+    out = run.out if len(run.texts) == len(texts) else run.out[run.inverse]
+    return Encoded(out, int(run.truncated[run.inverse].sum()), run.newly_truncated)
 
 
 class _Run:
@@ -162,18 +160,21 @@ class _Run:
 
     def __init__(
         self,
-        texts: list[str],
+        texts: Sequence[str],
         columns: Sequence[Column],
         stored: Sequence[Column],
         spec: Spec,
         store: VectorStore,
     ) -> None:
-        self.texts, self.columns, self.spec, self.store = texts, columns, spec, store
+        unique: dict[str, int] = {}
+        inverse = [unique.setdefault(text, len(unique)) for text in texts]
+        self.texts, self.inverse = list(unique), np.array(inverse, dtype=np.intp)
+        self.columns, self.spec, self.store = columns, spec, store
         self.computed = list(dict.fromkeys([*columns, *stored]))
-        self.keys = text_keys(texts)
-        self.out = np.empty((len(texts), len(columns) * spec.width), dtype=np.float32)
-        self.truncated = np.zeros(len(texts), dtype=bool)
-        self.known = np.zeros(len(texts), dtype=bool)
+        self.keys = text_keys(self.texts)
+        self.out = np.empty((len(unique), len(columns) * spec.width), dtype=np.float32)
+        self.truncated = np.zeros(len(unique), dtype=bool)
+        self.known = np.zeros(len(unique), dtype=bool)
         self.newly_truncated = False
 
     def read(self, rows: NDArray[np.intp] | None = None) -> None:
@@ -234,17 +235,21 @@ class _Run:
             good = np.logical_and.reduce(np.isfinite(vectors[:, :asked]), axis=1)
             writer.add(self.keys[rows[good]], self.truncated[rows[good]], vectors[good])
             if not good.all():
-                row = int(np.flatnonzero(~good)[0])
-                value = int(np.flatnonzero(~np.isfinite(vectors[row, :asked]))[0])
-                raise NonFiniteError(int(rows[row]), *self.columns[value // self.spec.width])
+                first = int(np.flatnonzero(~good)[0])
+                raise self._not_finite(int(rows[first]), vectors[first, :asked])
             self.out[rows] = vectors[:, :asked]
             self.known[rows] = True
             yield len(rows)
 
-
-class NonFiniteError(Exception):
-    """A vector that was asked for is NaN or infinite."""
-
-    def __init__(self, row: int, layer: int, pooling: str) -> None:
-        super().__init__(row, layer, pooling)
-        self.row, self.layer, self.pooling = row, layer, pooling
+    def _not_finite(self, row: int, vector: NDArray[np.float32]) -> ValueError:
+        value = int(np.flatnonzero(~np.isfinite(vector))[0])
+        layer, pooling = self.columns[value // self.spec.width]
+        text, position = self.texts[row], int(np.flatnonzero(self.inverse == row)[0])
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        rounded = " stored as float16" if self.spec.store_dtype == "float16" else ""
+        return ValueError(
+            f"The {pooling} vector of layer {layer} is not finite for the text at position "
+            f"{position} ({shown!r}), computed in dtype={self.spec.dtype!r}{rounded}. Nothing of "
+            f"it was stored; the texts before it were. Use dtype='float32' and a VectorStore with "
+            f"dtype='auto', or leave the text out."
+        )

@@ -262,7 +262,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         """
         router = MetadataRouter(owner=self)
         for name, embedder in self.embedders:
-            if embedder == "drop":
+            if not is_kept(embedder):
                 continue
             own = hasattr(embedder, "fit_transform")
             mapping = MethodMapping().add(caller="fit", callee="fit")
@@ -307,11 +307,10 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         return as_sequence(X) if self._takes_texts() else X
 
     def _takes_texts(self) -> bool:
-        return all(
-            get_tags(embedder).input_tags.string
-            for _, embedder in self.embedders
-            if hasattr(embedder, "__sklearn_tags__")
-        )
+        return all(t.input_tags.string for t in self._part_tags())
+
+    def _part_tags(self) -> list[Any]:
+        return [get_tags(e) for _, e in self.embedders if hasattr(e, "__sklearn_tags__")]
 
     def _keep(self, fitted: Sequence[Any]) -> None:
         names = [name for name, embedder in self.embedders if is_kept(embedder)]
@@ -321,7 +320,8 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         sizes: dict[str, int] = {}
         names: list[str] = []
         for (name, embedder), blocks in zip(self.embedders_, widths, strict=True):
-            own = iter(_feature_names(embedder, sum(blocks.values())))
+            known = hasattr(embedder, "get_feature_names_out")
+            own = iter(embedder.get_feature_names_out() if known else range(sum(blocks.values())))
             for block, width in blocks.items():
                 label = f"{name}_{block}" if len(blocks) > 1 else name
                 if label in sizes:
@@ -346,11 +346,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
             tags.input_tags.two_d_array = False
             tags.input_tags.one_d_array = True
         tags.transformer_tags.preserves_dtype = []
-        tags.target_tags.required = any(
-            get_tags(embedder).target_tags.required
-            for _, embedder in self.embedders
-            if hasattr(embedder, "__sklearn_tags__")
-        )
+        tags.target_tags.required = any(t.target_tags.required for t in self._part_tags())
         return tags
 
 
@@ -388,10 +384,3 @@ def _pieces(named: tuple[str, Any], output: Any) -> list[Any]:
         return [output]
     array = np.asarray(output)
     return [array[:, cut] for cut in named[1].output_indices_.values()]
-
-
-def _feature_names(embedder: Any, width: int) -> Sequence[str]:
-    if hasattr(embedder, "get_feature_names_out"):
-        names: list[str] = embedder.get_feature_names_out().tolist()
-        return names
-    return [str(i) for i in range(width)]
