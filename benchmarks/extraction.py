@@ -51,7 +51,7 @@ from _common import (
 from _peers import PlainLoop, library_runs, load_libraries
 from numpy.typing import NDArray
 
-from skfusion import Backbone, LLMLayerEmbedder
+from skfusion import Backbone, LLMLayerEmbedder, VectorStore
 from skfusion.embed.batching import AUTO_BATCH_TOKENS, plan_batches
 from skfusion.embed.loading import load, resolve
 
@@ -93,10 +93,8 @@ def ours(
     settings = {"layer": -1, "pooling": POOLINGS, "max_length": MAX_LENGTH, "device": "cpu"}
     embedder = LLMLayerEmbedder(
         model,
-        memory=memory,
+        memory=VectorStore(memory, poolings="requested"),
         batch_tokens=batch_tokens,
-        store_layers="all",
-        store_poolings="requested",
         **{**settings, **options},
     )
     return embedder.fit(texts)
@@ -127,15 +125,15 @@ def cold_run(
 def bare_run(model: str, texts: list[str], batch_tokens: int | str) -> Callable[[], None]:
     """Give a call that does nothing but the forward passes of our batches."""
     source = resolve(model)
-    backbone = load(source, device="cpu", dtype="float32", attn_implementation=None)
+    backbone = load(source, device="cpu", dtype="float32")
     budget = AUTO_BATCH_TOKENS["cpu"] if batch_tokens == "auto" else int(batch_tokens)
-    tokens = backbone.tokenize(texts, MAX_LENGTH, source.max_positions)
+    tokens = backbone._tokenize(texts, MAX_LENGTH, source.max_positions)
     plan = plan_batches(tokens.lengths(), budget)
-    batches = [backbone.batch([tokens.ids[i] for i in rows]) for rows in plan]
+    batches = [backbone._batch([tokens.ids[i] for i in rows]) for rows in plan]
 
     def run() -> None:
         for batch in batches:
-            backbone.run(*batch)
+            backbone._run(*batch)
 
     return run
 
@@ -319,7 +317,7 @@ def memory_of(contender: str, model: str, rows: int) -> int:
     with tempfile.TemporaryDirectory() as memory:
         embedder = ours(model, WARM_UP, memory, rows * MAX_LENGTH)
         embedder.transform(WARM_UP)
-        touch(load(source, device="cpu", dtype="float32", attn_implementation=None).model)
+        touch(load(source, device="cpu", dtype="float32").model)
         return measure_increase(lambda: embedder.transform(texts))
 
 

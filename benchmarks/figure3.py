@@ -43,6 +43,7 @@ from skfusion import (
     EmbeddingBlocks,
     FusionMLPClassifier,
     LLMLayerEmbedder,
+    VectorStore,
     fit_many,
 )
 
@@ -84,8 +85,7 @@ def embed(
         model_path(model),
         layer=depths,
         pooling=pooling,
-        memory=KEPT,
-        store_layers="requested",
+        memory=VectorStore(KEPT, layers="requested"),
     )
     vectors = embedder.fit_transform(texts)
     cuts = embedder.output_indices_.values()

@@ -49,6 +49,7 @@ from skfusion import (
     EmbeddingBlocks,
     FusionMLPClassifier,
     LLMLayerEmbedder,
+    VectorStore,
     fit_many,
 )
 
@@ -126,14 +127,8 @@ def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
     """Give the vectors of a data set, kept in the user's cache folder, and its labels."""
     rows = read_sample(name, n_rows)
     union = EmbedderUnion(
-        [
-            (
-                model,
-                LLMLayerEmbedder(model_path(model), max_length=256, store_layers="requested"),
-            )
-            for model in MODELS
-        ],
-        memory=KEPT,
+        [(model, LLMLayerEmbedder(model_path(model), max_length=256)) for model in MODELS],
+        memory=VectorStore(KEPT, layers="requested"),
     )
     return union.fit_transform(rows["text"]), rows["label"].to_numpy()
 

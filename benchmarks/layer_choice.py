@@ -45,7 +45,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
-from skfusion import LLMLayerEmbedder
+from skfusion import LLMLayerEmbedder, VectorStore
 from skfusion.linear.layer_scores import layer_scores
 from skfusion.neural.classifier import FusionMLPClassifier
 
@@ -111,8 +111,7 @@ def embed(data_set: str, model: str, plan: Plan) -> Vectors:
             model_path(model),
             pooling=MODELS[model],
             max_length=256,
-            memory=KEPT,
-            store_poolings="requested",
+            memory=VectorStore(KEPT, poolings="requested"),
         )
         embedder.fit(rows["text"])
         embedder.set_params(layer=list(range(embedder.n_layers_ + 1)))

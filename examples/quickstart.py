@@ -142,7 +142,7 @@ def fill_store(embed: LLMLayerEmbedder, texts: list[str]) -> tuple[int, float]:
     """Return how many texts were not stored yet, and the seconds that encoding them took."""
     stored_before = embed.fit(texts).store_.info()["n_texts"]
     start = time.perf_counter()
-    embed.warm(texts)
+    embed.precompute(texts)
     seconds = time.perf_counter() - start
     return embed.store_.info()["n_texts"] - stored_before, seconds
 

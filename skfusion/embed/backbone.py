@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,13 @@ class Source:
     fixed_positions: bool = False  # a table of positions: a longer text cannot be run at all
     saved_dtype: str = "float32"
     trust_remote_code: bool = False
+    device: str | None = None  # of a model that is in memory already
 
 
 class Backbone:
     """A language model and its tokenizer, already in memory.
 
-    Give one to `LLMLayerEmbedder` to embed with a model that you have loaded, quantised or
+    Pass one to `LLMLayerEmbedder` to embed with a model that you have loaded, quantised or
     changed yourself. It is shared by `sklearn.base.clone` and ``copy.deepcopy``, never copied,
     and neither moved nor cast. Its pickle holds the weights, as nothing else could bring them
     back; an embedder made from a hub id, folder or GGUF file pickles without them.
@@ -92,12 +93,9 @@ class Backbone:
         self.model = model
         self.tokenizer = tokenizer
         self._body = _body(model)
-        self._start()
-
-    def _start(self) -> None:
         # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
-        self.lock = threading.RLock()
-        self.hooks_agree: bool | None = None  # set by the first pass, see forward.py
+        self._lock = threading.RLock()
+        self._hooks_agree: bool | None = None  # set by the first pass, see forward.py
         self._digest: tuple[Any, str] | None = None
         self._shape: tuple[int, int] | None = None
 
@@ -136,28 +134,27 @@ class Backbone:
                 self._shape = shape(config)
             except ValueError:
                 # A stub without a config: one token tells.
-                states = self.run(*self.batch([[self.pad_id]]), all_states=True).hidden_states
+                states = self._run(*self._batch([[self._pad_id]]), all_states=True).hidden_states
                 self._shape = len(states) - 1, int(states[-1].shape[-1])
         return self._shape
 
     @property
-    def dtype(self) -> str:
+    def _dtype(self) -> str:
         """Name of the dtype in which the model computes."""
-        for tensor in _parameters(self._body):
-            if tensor.is_floating_point():
-                return str(tensor.dtype).removeprefix("torch.")
-        return "float32"
+        parameters: Any = getattr(self._body, "parameters", list)()
+        dtypes = (str(t.dtype) for t in parameters if t.is_floating_point())
+        return next(dtypes, "float32").removeprefix("torch.")
 
     @property
-    def device(self) -> torch.device:
+    def _device(self) -> torch.device:
         """Where the input goes; the blocks of a dispatched model may be elsewhere."""
         import torch
 
-        tensor = next(_parameters(self._body), None)
+        tensor = next(iter(getattr(self._body, "parameters", list)()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
-    def pad_id(self) -> int:
+    def _pad_id(self) -> int:
         """Id written at padding, where the mask hides it. The vocabulary is never resized."""
         return self._first_id("pad_token_id", "eos_token_id")
 
@@ -165,27 +162,32 @@ class Backbone:
         ids = (getattr(self.tokenizer, name, None) for name in names)
         return next((int(i) for i in ids if i is not None), 0)
 
-    def source(self) -> Source:
-        """Describe the model as `resolve` describes one that is not loaded."""
+    def _source(self) -> Source:
+        """Return what `resolve` returns for a model that is not loaded."""
         positions, fixed = position_limit(getattr(self._body, "config", None))
         return Source(
             name=repr(self),
             location="",
-            identity=self.identity(),
+            identity=self._identity(),
             n_layers=self.n_layers,
             width=self.width,
             max_positions=positions,
             fixed_positions=fixed,
-            saved_dtype=self.dtype,
+            saved_dtype=self._dtype,
+            device=str(self._device),
         )
 
-    def identity(self) -> str:
-        """Digest the weights, config and tokenizer, again only after a weight was written."""
-        tensors = _tensors(self._body)
-        state = (
-            tuple((name, t.data_ptr(), _version(t)) for name, t in tensors.items()),
-            joblib.hash(_tokenizer_state(self.tokenizer)),
+    def _identity(self) -> str:
+        """Return a digest of weights, config and tokenizer, renewed after a weight was written."""
+        import torch
+
+        state_dict = self._body.state_dict() if hasattr(self._body, "state_dict") else {}
+        tensors = {name: t for name, t in state_dict.items() if hasattr(t, "data_ptr")}
+        versions = (
+            (name, t.data_ptr(), 0 if t.is_inference() else t._version)
+            for name, t in tensors.items()
         )
+        state = tuple(versions), joblib.hash(_tokenizer_state(self.tokenizer))
         if self._digest is None or self._digest[0] != state:
             total = hashlib.sha256(f"{type(self._body).__qualname__}\0{state[1]}\0".encode())
             config: Any = getattr(self._body, "config", None)
@@ -193,74 +195,57 @@ class Backbone:
                 total.update(config.to_json_string().encode())
             for name, tensor in tensors.items():
                 total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                total.update(_bytes(tensor))
+                flat = tensor.detach().cpu().contiguous().view(-1)
+                total.update(flat.view(torch.uint8).numpy().data)
             if not tensors:
                 total.update(_opaque_state(self.model).encode())
             self._digest = (state, total.hexdigest())
         return f"memory:{self._digest[1]}"
 
-    def tokenize(
+    def _tokenize(
         self, texts: Sequence[str], max_length: int | None, max_positions: int | None
     ) -> Tokens:
-        """Turn texts into token ids, cut to the limit.
-
-        Parameters
-        ----------
-        texts : sequence of str
-            The texts.
-        max_length : int or None
-            Most tokens of a text, the special ones counted. None takes the smaller of the
-            tokenizer's and the model's limit.
-        max_positions : int or None
-            The model's limit.
-
-        Returns
-        -------
-        Tokens
-            Ids, token types where the model has them, and which texts were cut.
-        """
-        limit = max_length if max_length is not None else self._limit(max_positions)
+        """Turn texts into token ids, cut to `max_length` or the tokenizer's and model's limit."""
+        limit = max_length
+        if limit is None:
+            limits = getattr(self.tokenizer, "model_max_length", None), max_positions
+            limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
         options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
         encoded = self.tokenizer(list(texts), padding=False, **options)
         ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
         types = encoded.get("token_type_ids")
         if types is not None and not any(map(any, types)):
             types = None  # all zero is what every model assumes
+        fast = getattr(encoded, "encodings", None)
         cut = np.zeros(len(ids), dtype=bool)
         for i, row in enumerate(ids):
             if limit is not None and len(row) >= limit:
-                cut[i] = self._was_cut(texts[i], encoded, i, limit)
+                if fast is None:
+                    whole = self.tokenizer([texts[i]], truncation=False, verbose=False)
+                    cut[i] = len(whole["input_ids"][0]) > limit
+                else:
+                    cut[i] = bool(fast[i].overflowing)
             if not row:  # no token at all: SmolLM2 and GPT-2 turn "" into nothing
                 ids[i] = [self._first_id("bos_token_id", "eos_token_id", "pad_token_id")]
                 if types is not None:
                     types[i] = [0]
         return Tokens(ids, types, cut)
 
-    def _limit(self, max_positions: int | None) -> int | None:
-        own = getattr(self.tokenizer, "model_max_length", None)
-        limits = [int(n) for n in (own, max_positions) if n is not None and n < _NO_LIMIT]
-        return min(limits, default=None)
-
-    def _was_cut(self, text: str, encoded: Any, i: int, limit: int) -> bool:
-        fast = getattr(encoded, "encodings", None)
-        if fast is not None:
-            return bool(fast[i].overflowing)
-        return len(self.tokenizer([text], truncation=False, verbose=False)["input_ids"][0]) > limit
-
-    def batch(
+    def _batch(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Pad token rows on the right, whatever side the tokenizer likes, and move them."""
         import torch
 
-        ids, mask = pad(rows, self.pad_id)
-        tensors = [torch.from_numpy(ids), torch.from_numpy(mask)]
-        if types is not None:
-            tensors.append(torch.from_numpy(pad(types, 0)[0]))
-        moved = [tensor.to(self.device) for tensor in tensors]
-        return moved[0], moved[1], (moved[2] if types is not None else None)
+        ids, mask = pad(rows, self._pad_id)
+        padded = None if types is None else torch.from_numpy(pad(types, 0)[0]).to(self._device)
+        return (
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(mask).to(self._device),
+            padded,
+        )
 
-    def run(
+    def _run(
         self,
         ids: torch.Tensor,
         mask: torch.Tensor,
@@ -268,31 +253,26 @@ class Backbone:
         *,
         all_states: bool = False,
     ) -> Any:
-        """Run the model's forward. Padding stands on the right: default positions are right."""
+        """Run the model's forward; default positions are right, as padding stands on the right."""
         import torch
 
         wanted = {"token_type_ids": types, "use_cache": False, "return_dict": True}
         if all_states:
             wanted["output_hidden_states"] = True
-        accepted = _accepted(self._body)
+        accepted = inspect.signature(self._body.forward).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         options = {
             name: value
             for name, value in wanted.items()
-            if value is not None and (name in accepted or "**" in accepted)
+            if value is not None and (takes_any or name in accepted)
         }
         with torch.inference_mode():
             return self._body(input_ids=ids, attention_mask=mask.long(), **options)
 
-    def blocks(self) -> tuple[list[Any], bool]:
-        """Find the modules whose outputs are the hidden states 1 to L.
+    def _blocks(self) -> tuple[list[Any], bool]:
+        """Return the modules whose outputs are the hidden states 1 to L, none if not found.
 
-        Returns
-        -------
-        blocks : list of torch.nn.Module
-            Empty where there is no list of L different modules.
-        certain : bool
-            Whether the model itself declares these modules' outputs to be its hidden states. If
-            not, the first pass must compare.
+        And whether the model itself declares them to be; if not, the first pass must compare.
         """
         declared = _declared_blocks(self._body)
         found: list[list[Any]] = []
@@ -342,32 +322,6 @@ def _declared_blocks(model: Any) -> tuple[type, ...]:
     return tuple(classes)
 
 
-def _parameters(module: Any) -> Iterator[torch.Tensor]:
-    return iter(module.parameters()) if hasattr(module, "parameters") else iter(())
-
-
-def _accepted(module: Any) -> frozenset[str]:
-    """Names that a forward takes, with "**" where it takes any."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
-
-
-def _tensors(module: Any) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = module.state_dict() if hasattr(module, "state_dict") else {}
-    return {name: value for name, value in state.items() if hasattr(value, "data_ptr")}
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
 def _tokenizer_state(tokenizer: Any) -> Any:
     """All of a tokenizer that can change its ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -387,7 +341,7 @@ def _opaque_state(thing: Any) -> str:
 
 
 def shape(config: Any) -> tuple[int, int]:
-    """Depth and width of the text part."""
+    """Return depth and width of the text part."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     depth = getattr(text, "num_hidden_layers", None)
     width = getattr(text, "hidden_size", None)
@@ -400,7 +354,7 @@ def shape(config: Any) -> tuple[int, int]:
 
 
 def position_limit(config: Any) -> tuple[int | None, bool]:
-    """Give the most tokens that the model takes, and whether a table of positions ends there."""
+    """Return the most tokens that the model takes, and whether a table of positions ends there."""
     if config is None:
         return None, False
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

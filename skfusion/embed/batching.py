@@ -17,24 +17,10 @@ def plan_batches(
     batch_tokens: int,
     max_rows: int | None = None,
 ) -> list[NDArray[np.intp]]:
-    """Group texts into batches whose padded size stays within a token budget.
+    """Group texts, longest first, into batches whose padded size is within a token budget.
 
-    Texts are taken from the longest to the shortest, so that a batch holds texts of like length
-    and running out of memory shows in the first batch.
-
-    Parameters
-    ----------
-    lengths : sequence of int of shape (n_texts,)
-        Tokens of each text.
-    batch_tokens : int
-        Largest ``rows * longest text`` of a batch. A longer text makes a batch of its own.
-    max_rows : int or None, default=None
-        Largest number of texts in a batch.
-
-    Returns
-    -------
-    list of ndarray of int
-        The positions of each batch's texts; every position occurs once.
+    With the longest first, running out of memory shows in the first batch. A text longer than
+    the budget is a batch of its own.
 
     Examples
     --------
@@ -55,29 +41,7 @@ def plan_batches(
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Write token rows of unequal length into one array, padded on the right.
-
-    Parameters
-    ----------
-    rows : sequence of sequences of int
-        The token ids of each text.
-    fill : int
-        The id at padding.
-
-    Returns
-    -------
-    ids : ndarray of int64, shape (n_rows, longest)
-        The padded ids.
-    mask : ndarray of bool, shape (n_rows, longest)
-        True at real tokens.
-
-    Examples
-    --------
-    >>> from skfusion.embed.batching import pad
-    >>> ids, mask = pad([[5, 6], [7]], fill=0)
-    >>> ids.tolist(), mask.tolist()
-    ([[5, 6], [7, 0]], [[True, True], [True, False]])
-    """
+    """Return token rows of unequal length as one array padded on the right, and its mask."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, fill, dtype=np.int64)

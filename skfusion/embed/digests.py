@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 
 import platformdirs
@@ -17,41 +16,20 @@ _MODEL_SUFFIXES = frozenset(
     {".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".tiktoken", ".vocab", ".bpe"}
 )
 
-# Per process: (path, size, mtime, ctime, inode) -> digest. ctime is there because a tool may
-# restore mtime; nothing restores ctime.
-_REMEMBERED: dict[tuple[str, int, int, int, int], str] = {}
+# Path, size, mtime, ctime, inode. ctime is there because a tool may restore mtime; nothing
+# restores ctime.
+_Key = tuple[str, int, int, int, int]
+_REMEMBERED: dict[_Key, str] = {}  # per process
 
 
 def cache_folder() -> Path:
-    """Give the folder for converted models and remembered digests, without making it.
-
-    Returns
-    -------
-    pathlib.Path
-        ``$SKFUSION_CACHE`` where it is set, otherwise the user's cache folder for skfusion.
-    """
+    """Return the folder for converted models and digests: ``$SKFUSION_CACHE`` or the user's."""
     override = os.environ.get("SKFUSION_CACHE")
     return Path(override) if override else platformdirs.user_cache_path("skfusion")
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """Digest a file's content (sha256), computing it again only when the file was written.
-
-    Parameters
-    ----------
-    path : path-like
-        The file.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    """
+    """Return the sha256 of a file's content, computed again only when the file was written."""
     real = os.path.realpath(path)
     stat = os.stat(real)
     key = (real, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
@@ -65,39 +43,22 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def folder_digest(folder: str | os.PathLike[str]) -> str:
-    """Digest all files of a model folder that can change its vectors.
-
-    Parameters
-    ----------
-    folder : path-like
-        A folder as ``save_pretrained`` writes it. Its own name is no part of the digest.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-    """
+    """Return a digest of all files of a model folder that can change its vectors, by content."""
     root = Path(folder)
+    files = [p for p in root.iterdir() if p.suffix in _MODEL_SUFFIXES and p.is_file()]
+    files += root.rglob("*.py")  # the code of a model with trust_remote_code
     total = hashlib.sha256()
-    for path in sorted(_model_files(root), key=lambda path: path.relative_to(root).as_posix()):
-        name = path.relative_to(root).as_posix()
+    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
         total.update(f"{name}\0{file_digest(path)}\n".encode())
     return total.hexdigest()
 
 
-def _model_files(root: Path) -> Iterable[Path]:
-    yield from (
-        path for path in root.iterdir() if path.suffix in _MODEL_SUFFIXES and path.is_file()
-    )
-    yield from root.rglob("*.py")  # the code of a model with trust_remote_code
-
-
-def _recall_path(key: tuple[str, int, int, int, int]) -> Path:
+def _recall_path(key: _Key) -> Path:
     name = hashlib.sha256(key[0].encode("utf-8", "surrogateescape")).hexdigest()
     return cache_folder() / "digests" / f"{name}.json"
 
 
-def _recall(key: tuple[str, int, int, int, int]) -> str | None:
+def _recall(key: _Key) -> str | None:
     """Read what an earlier process recorded; large models take seconds to digest anew."""
     try:
         recorded = json.loads(_recall_path(key).read_text(encoding="utf-8"))
@@ -108,7 +69,7 @@ def _recall(key: tuple[str, int, int, int, int]) -> str | None:
     return None
 
 
-def _record(key: tuple[str, int, int, int, int], digest: str) -> None:
+def _record(key: _Key, digest: str) -> None:
     path = _recall_path(key)
     # A cache folder that cannot be written costs time in the next process, nothing else.
     with contextlib.suppress(OSError):

@@ -18,15 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._targets import Targets
 from ..linear.criteria import CRITERIA
-from ..linear.layer_scores import score_layers
+from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone
-from .encoding import Encoded, NonFiniteError, encode
-from .layers import feature_names, is_auto, resolve_stored, resolve_wanted
-from .loading import load, resolve, resolve_device
+from .encoding import Spec, encode
+from .layers import is_auto, resolve_columns
+from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
 from .session import session_folder
-from .settings import read_spec, read_targets
 from .shards import Column
 from .store import VectorStore
 from .texts import Missing, check_texts
@@ -67,17 +66,17 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     layer : int, float, list of these, "auto" or "mean", default=-1
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
-        ``round(f * L)``. A list gives one block of columns a layer. "auto" chooses one in `fit`,
+        ``round(f * L)``. A list gives one block of columns per layer. "auto" chooses one in `fit`,
         from the training rows alone: the best by `layer_criterion`, or a shallower one that is
         as good (`LayerScores.shallowest`). "mean" is the mean over layers, each standardised by
-        the training rows. Both look at the layers in `store_layers` where that is a list, and at
-        all otherwise.
+        the training rows. Both look at the layers that the store keeps (`VectorStore.layers`)
+        where that is a list, and at all otherwise.
     pooling : str, list of str or "auto", default="mean"
         How a text's token states become one vector, over its real tokens: "mean", "last",
         "first", "max", "weighted_mean" (weights 1 to T) or "mean_no_first" (without the first
         token, an attention sink in decoder models). A list gives one block each. "auto" chooses
-        one in `fit`, together with the layer or for a single layer, of those in `store_poolings`
-        where that is a list.
+        one in `fit`, together with the layer or for a single layer, of those that the store keeps
+        where it has a list.
     layer_criterion : str, default="logme"
         What "auto" goes by: "logme" (exact log evidence of a linear model), "ridge"
         (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
@@ -97,18 +96,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Largest number of tokens of a batch, padding counted. It is halved when memory runs out.
     memory : path-like, joblib.Memory, VectorStore or None, default=None
         Where vectors are stored. None is a temporary folder shared with joblib's workers and
-        removed at exit. A `VectorStore` can have a size limit.
-    store_layers : "all", "requested" or list, default="all"
-        Layers that a pass stores. "requested" keeps only what `layer` and `pooling` ask for, and
-        the pass stops behind the deepest of these layers. A list is of the form of `layer`.
-        With "auto", `fit` asks for all layers and `transform` for the chosen one: "requested"
-        saves time on texts that are never trained on, but in a cross-validation, where the test
-        rows of one fold are the training rows of another, "all" runs every text only once.
-    store_poolings : "all", "requested" or list of str, default="all"
-        Poolings that a pass stores, where `store_layers` is not "requested".
-    store_dtype : {"auto", "float32", "float16"}, default="auto"
-        "auto" rounds a vector to float16 where the error is at most 1e-3 of its norm and no value
-        reaches 6e4; others stay float32. What is returned is what is stored, cold or warm.
+        removed at exit. A `VectorStore` can have a size limit, and says which layers and poolings
+        a pass stores and how exactly; by default all of them.
     missing : {"error", "empty"}, default="error"
         What to do with None and NaN: raise, or take them for "".
     normalize : bool, default=False
@@ -117,8 +106,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Branch, tag or commit of a hub id.
     trust_remote_code : bool, default=False
         Whether a model may bring its own code; passed to transformers.
-    attn_implementation : str or None, default=None
-        Passed to transformers, for example "eager", "sdpa" or "flash_attention_2".
+    model_kwargs : mapping or None, default=None
+        More arguments for transformers' ``from_pretrained``, for example
+        ``{"attn_implementation": "eager"}`` or ``{"quantization_config": ...}``. They count as
+        part of the model: plain values, lists, dicts, and objects with ``to_dict()``.
     verbose : int, default=0
         Above 0, a progress bar counts the texts that pass through the model.
 
@@ -143,14 +134,15 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     layer_means_, layer_stds_ : ndarray of float32, shape (n_layers * n_poolings, hidden_size_)
         What ``layer="mean"`` standardises by, poolings varying fastest.
     store_ : VectorStore
-        What is stored for this model and these settings: ``info()``, ``clear()``, ``verify()``.
+        The part of `memory` for this model and these settings: ``info()``, ``clear()``,
+        ``verify()``.
     n_truncated_ : int
         How many texts of the last call were cut.
 
     See Also
     --------
     Backbone : A model and tokenizer that are in memory already.
-    VectorStore : A store with a size limit.
+    VectorStore : What is stored, how exactly, and how much at most.
     skfusion.layer_scores : The scores behind "auto", for any arrays.
 
     Notes
@@ -199,14 +191,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         "dtype": "no_validation",
         "batch_tokens": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "memory": [str, os.PathLike, joblib.Memory, VectorStore, None],
-        "store_layers": [StrOptions({"all", "requested"}), list, tuple],
-        "store_poolings": [StrOptions({"all", "requested"}), list, tuple],
-        "store_dtype": [StrOptions({"auto", "float32", "float16"})],
         "missing": [StrOptions({"error", "empty"})],
         "normalize": ["boolean"],
         "revision": [str, None],
         "trust_remote_code": ["boolean"],
-        "attn_implementation": [str, None],
+        "model_kwargs": [Mapping, None],
         "verbose": ["verbose"],
     }
 
@@ -223,14 +212,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         dtype: str | torch.dtype | None = None,
         batch_tokens: int | str = "auto",
         memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
-        store_layers: str | list[int | float] = "all",
-        store_poolings: str | list[str] = "all",
-        store_dtype: str = "auto",
         missing: Missing = "error",
         normalize: bool = False,
         revision: str | None = None,
         trust_remote_code: bool = False,
-        attn_implementation: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
         verbose: int = 0,
     ) -> None:
         self.model = model
@@ -243,19 +229,16 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.dtype = dtype
         self.batch_tokens = batch_tokens
         self.memory = memory
-        self.store_layers = store_layers
-        self.store_poolings = store_poolings
-        self.store_dtype = store_dtype
         self.missing = missing
         self.normalize = normalize
         self.revision = revision
         self.trust_remote_code = trust_remote_code
-        self.attn_implementation = attn_implementation
+        self.model_kwargs = model_kwargs
         self.verbose = verbose
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
-        """Settle layers and poolings: from the model's config, and by the texts where they say so.
+        """Resolve layers and poolings from the model's config; "auto" and "mean" use the texts.
 
         No weights are loaded, unless "auto" or "mean" has to see the vectors of texts that are
         not stored.
@@ -275,7 +258,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         TypeError
-            If `X` is not a container of texts.
+            If `X` is not a container of texts, or `model_kwargs` holds something that cannot be
+            told from another in the next process.
         ValueError
             If `X` is empty or misses values, a parameter is out of the model's range, or "auto"
             lacks a y that it can use.
@@ -297,7 +281,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of float32, shape (n_texts, n_layers * n_poolings * hidden_size_)
             One block for each layer and pooling, poolings varying fastest; with "auto" the chosen
-            one, with ``layer="mean"`` one a pooling. See `output_indices_`. Always finite and
+            one, with ``layer="mean"`` one per pooling. See `output_indices_`. Always finite and
             C-contiguous.
 
         Raises
@@ -305,14 +289,14 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         TypeError
             If `X` is not a container of texts.
         ValueError
-            If `X` misses values, or a vector is not finite.
+            If `X` misses values, a vector is not finite, or the model has changed since `fit`.
         OSError
             If the model's weights are needed and cannot be found or reached.
 
         Warns
         -----
         TruncationWarning
-            If texts were cut: once a call that computes them, and once a process for texts
+            If texts were cut: once per call that computes them, and once per process for texts
             whose vectors are stored.
         StoreWarning
             If vectors cannot be stored, or some were found damaged.
@@ -327,7 +311,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             vectors = self._encode(texts, self._columns(), self._stored, progress)
         return self._normalized(vectors)
 
-    def warm(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
+    def precompute(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
         """Fill the store with the vectors of texts, showing a progress bar.
 
         Parameters
@@ -353,7 +337,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Name the output's columns ``layer{k}_{pooling}_{i}``.
+        """Return the names ``layer{k}_{pooling}_{i}`` of the output's columns.
 
         Parameters
         ----------
@@ -363,10 +347,21 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of str objects
-            One name a column.
+            One name per column.
         """
         check_is_fitted(self)
-        return feature_names(self.output_indices_)
+        width = range(self.hidden_size_)
+        names = [f"{block}_{i}" for block in self.output_indices_ for i in width]
+        return np.array(names, dtype=object)
+
+    @property
+    def store_(self) -> VectorStore:
+        """The part of `memory` for this model and these settings."""
+        check_is_fitted(self, "_spec")
+        return self._memory()._scoped(self._spec.fingerprint(), self._spec.about())
+
+    def _memory(self) -> VectorStore:
+        return self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
 
     def _settle(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
         """Do the work of `fit`."""
@@ -376,11 +371,28 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         source = resolve(
             self.model, revision=self.revision, trust_remote_code=self.trust_remote_code
         )
-        spec, n_layers = read_spec(self, source), source.n_layers
-        kept = self.store_layers, self.store_poolings
-        layers, poolings = resolve_wanted(self.layer, self.pooling, *kept, n_layers)
-        stored = resolve_stored(*kept, layers, poolings, n_layers)
-        targets = read_targets(self, y, len(texts)) if self._chooses() else None
+        memory, n_layers = self._memory(), source.n_layers
+        spec = Spec.of(
+            source,
+            prompt=self.prompt,
+            max_length=self.max_length,
+            dtype=self.dtype,
+            device=self.device,
+            model_kwargs=self.model_kwargs,
+            store_dtype=memory.dtype,
+        )
+        layers, poolings, stored = resolve_columns(
+            self.layer, self.pooling, memory.layers, memory.poolings, n_layers
+        )
+        if y is None and self._needs_y():
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                f"is None: 'auto' chooses by it. Pass y to fit, or use layer='mean', the mean "
+                f"over layers, which needs none."
+            )
+        targets = None
+        if self._chooses():  # said before the texts pass through the model
+            targets = read_criterion_targets(self.layer_criterion, y, len(texts))
         for name in _BY_TEXTS:
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
@@ -388,17 +400,17 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.n_truncated_ = 0
         self._stored, self._spec = stored, spec
         self._averages = isinstance(self.layer, str) and self.layer == "mean"
-        self.store_ = self._scoped_store()
         if self._chooses():
             self._choose(texts, targets, progress)
         elif self._averages:
             columns = (vectors for _, vectors in self._read(texts, progress))
             self.layer_means_, self.layer_stds_ = column_scales(columns)
-        self.output_indices_ = self._name_blocks()
-
-    def _scoped_store(self) -> VectorStore:
-        store = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
-        return store._scoped(self._spec.fingerprint(), self._spec.about())
+        names: list[Any] = ["mean"] if self._averages else self.layers_
+        width = self.hidden_size_
+        self.output_indices_ = {
+            _block_name(column): slice(i * width, (i + 1) * width)
+            for i, column in enumerate(product(names, self.poolings_))
+        }
 
     def _choose(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
         """Put the best layer and pooling in place of all that were looked at."""
@@ -413,16 +425,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             errors = found.standard_errors.tolist()
             self.layer_errors_ = dict(zip(found.names, errors, strict=True))
 
-    def _name_blocks(self) -> dict[str, slice]:
-        layers: list[Any] = ["mean"] if self._averages else self.layers_
-        width = self.hidden_size_
-        return {
-            _block_name(column): slice(i * width, (i + 1) * width)
-            for i, column in enumerate(product(layers, self.poolings_))
-        }
-
     def _chooses(self) -> bool:
         return is_auto(self.layer) or is_auto(self.pooling)
+
+    def _needs_y(self) -> bool:
+        return self._chooses() and self.layer_criterion != "effective_rank"
 
     def _columns(self) -> list[Column]:
         return list(product(self.layers_, self.poolings_))
@@ -435,26 +442,28 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return vectors
 
     def _load(self) -> Backbone:
-        """Bring the weights; called only when a text is not stored."""
-        spec = self._spec
-        if isinstance(self.model, Backbone):
-            if self.model.identity() != spec.source.identity:
-                raise ValueError(
-                    f"{self.model!r} is not the model, or no longer has the weights, with which "
-                    f"this embedder was fitted. Call fit again."
-                )
-            return self.model
-        return load(
-            spec.source,
-            device=resolve_device(self.device),
-            dtype=spec.dtype,
-            attn_implementation=spec.attn_implementation,
+        """Load the weights; called only when a text is not stored.
+
+        All that is opened, the parameters name; what `fit` saw is only compared with.
+        """
+        spec, trust = self._spec, self.trust_remote_code
+        source = resolve_again(
+            spec.identity, self.model, revision=self.revision, trust_remote_code=trust
         )
+        if isinstance(self.model, Backbone):
+            return self.model
+        described = describe_kwargs(self.model_kwargs, trust)
+        if (trust, described) != (spec.trust_remote_code, spec.model_kwargs):
+            raise ValueError(
+                "trust_remote_code or model_kwargs has changed since fit. Call fit again."
+            )
+        device = resolve_device(self.device)
+        return load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
 
     def _read(
         self, texts: list[str], progress: bool
     ) -> Iterator[tuple[Column, NDArray[np.float32]]]:
-        """Give the vectors of one column after the other, after at most one pass for all."""
+        """Yield the vectors of one column after the other, after at most one pass for all."""
         columns = self._columns()
         stored = [*columns, *self._stored]
         step = max(1, _READ_BYTES // (4 * self.hidden_size_ * max(1, len(texts))))
@@ -466,52 +475,30 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _encode(
         self, texts: list[str], columns: list[Column], stored: list[Column], progress: bool
     ) -> NDArray[np.float32]:
-        try:
-            encoded = encode(
-                texts,
-                columns=columns,
-                stored=stored,
-                spec=self._spec,
-                store=self.store_,
-                load=self._load,
-                batch_tokens=self.batch_tokens,
-                progress=progress,
-            )
-        except NonFiniteError as error:
-            raise self._explain(error, texts) from None
-        self._warn_if_truncated(encoded, len(texts))
-        return encoded.vectors
-
-    def _explain(self, error: NonFiniteError, texts: list[str]) -> ValueError:
-        text = list(dict.fromkeys(texts))[error.row]
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        dtypes = f"dtype={self._spec.dtype!r}"
-        if self._spec.store_dtype == "float16":
-            dtypes += " stored as float16"
-        return ValueError(
-            f"The {error.pooling} vector of layer {error.layer} is not finite for the text at "
-            f"position {texts.index(text)} ({shown!r}), computed in {dtypes}. Nothing of it was "
-            f"stored; the texts before it were. Use dtype='float32' and store_dtype='auto', or "
-            f"leave the text out."
+        encoded = encode(
+            texts,
+            columns=columns,
+            stored=stored,
+            spec=self._spec,
+            store=self.store_,
+            load=self._load,
+            batch_tokens=self.batch_tokens,
+            progress=progress,
         )
-
-    def _warn_if_truncated(self, encoded: Encoded, n_texts: int) -> None:
         self.n_truncated_ = encoded.n_truncated
-        if not encoded.n_truncated:
-            return
         # A search reads the same cut texts from the store hundreds of times: of those it is
-        # enough to hear once a process.
+        # enough to hear once per process.
         fingerprint = self._spec.fingerprint()
-        if fingerprint in _WARNED and not encoded.newly_truncated:
-            return
-        _WARNED.add(fingerprint)
-        limit = self._spec.max_length or "the model's limit"
-        warnings.warn(
-            f"{encoded.n_truncated} of {n_texts} texts were longer than max_length ({limit} "
-            f"tokens) and were cut.",
-            TruncationWarning,
-            stacklevel=4,
-        )
+        if encoded.newly_truncated or (encoded.n_truncated and fingerprint not in _WARNED):
+            _WARNED.add(fingerprint)
+            limit = self._spec.max_length or "the model's limit"
+            warnings.warn(
+                f"{encoded.n_truncated} of {len(texts)} texts were longer than max_length "
+                f"({limit} tokens) and were cut.",
+                TruncationWarning,
+                stacklevel=3,
+            )
+        return encoded.vectors
 
     @property
     def _n_features_out(self) -> int:
@@ -523,12 +510,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> Mapping[str, Any]:
         if self.memory is None:
             session_folder()  # workers look for it, so it must exist before they are sent this
-        return {k: v for k, v in super().__getstate__().items() if k != "store_"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_spec" in state:
-            self.store_ = self._scoped_store()  # where it writes is never taken from a file
+        state: Mapping[str, Any] = super().__getstate__()
+        return state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -536,7 +519,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.two_d_array = False
         tags.input_tags.one_d_array = True
         tags.input_tags.allow_nan = self.missing == "empty"
-        tags.target_tags.required = self._chooses() and self.layer_criterion != "effective_rank"
+        tags.target_tags.required = self._needs_y()
         tags.transformer_tags.preserves_dtype = []
         return tags
 

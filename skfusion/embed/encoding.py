@@ -1,56 +1,124 @@
-"""From texts to vectors: look into the store, run what is missing, store it, give all back."""
+"""From texts to vectors: look into the store, run what is missing, store it, return all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import joblib
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from .backbone import Backbone, Source, Tokens
-from .batching import AUTO_BATCH_TOKENS, plan_batches
-from .forward import ForwardPass, settle
+from .backbone import Backbone, Source
+from .loading import describe_kwargs, resolve_device, resolve_dtype
 from .shards import Column
 from .store import VectorStore, Writer
 from .texts import text_keys
+
+if TYPE_CHECKING:
+    from .forward import Budget, ForwardPass
 
 #: Texts that are tokenised, sorted and encoded together: enough for batches of like length, few
 #: enough that their token ids do not fill the memory.
 WINDOW = 4096
 
+_STORE_DTYPES = ("auto", "float32", "float16")
+
 
 @dataclass(frozen=True)
 class Spec:
-    """All that changes a vector, fixed by `fit`."""
+    """All that changes a vector, fixed by `fit`. No path: what is opened, the parameters say."""
 
-    source: Source
+    model: str  # as the user gave it, for messages
+    identity: str
+    width: int
+    max_positions: int | None
     prompt: str | None
     max_length: int | None
     dtype: str
-    attn_implementation: str | None
+    model_kwargs: dict[str, Any] | None
+    trust_remote_code: bool
     store_dtype: str
 
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        *,
+        prompt: str | None,
+        max_length: int | None,
+        dtype: Any,
+        device: Any,
+        model_kwargs: Mapping[str, Any] | None,
+        store_dtype: str,
+    ) -> Spec:
+        """Check parameters against the model, so that `set_params` cannot mix up the store."""
+        if source.device is None:
+            dtype = resolve_dtype(dtype, resolve_device(device), source.saved_dtype)
+        else:
+            _check_backbone(source, dtype, device, model_kwargs)
+            dtype = source.saved_dtype
+        limit = source.max_positions if source.fixed_positions else None
+        if max_length is not None and limit is not None and max_length > limit:
+            raise ValueError(
+                f"max_length={max_length} is more than the {limit} positions that "
+                f"{source.name!r} has. Use at most {limit}, or None for that."
+            )
+        if store_dtype not in _STORE_DTYPES:
+            raise ValueError(
+                f"VectorStore(dtype=...): dtype must be one of {', '.join(_STORE_DTYPES)}; got "
+                f"{store_dtype!r}."
+            )
+        return cls(
+            model=source.name,
+            identity=source.identity,
+            width=source.width,
+            max_positions=source.max_positions,
+            prompt=prompt or None,
+            max_length=max_length,
+            dtype=dtype,
+            model_kwargs=describe_kwargs(model_kwargs, source.trust_remote_code),
+            trust_remote_code=source.trust_remote_code,
+            store_dtype=store_dtype,
+        )
+
     def about(self) -> dict[str, Any]:
-        """Say in plain values what the vectors were made with."""
+        """Return plain values that say what the vectors were made with."""
         about = asdict(self)
-        source = about.pop("source")
-        return {
-            "model": source["name"],
-            "identity": source["identity"],
-            "trust_remote_code": source["trust_remote_code"],
-            **about,
-        }
+        del about["width"], about["max_positions"]  # the identity covers them
+        return about
 
     def fingerprint(self) -> str:
-        """Name the store's folder: equal only where vectors are equal."""
+        """Return the name of the store's folder: equal only where vectors are equal."""
         about = self.about()
         del about["model"]  # another folder with the same content is the same model
         return str(joblib.hash(about))
+
+
+def _check_backbone(
+    source: Source, dtype: Any, device: Any, model_kwargs: Mapping[str, Any] | None
+) -> None:
+    """Refuse to move, cast or change a model that the user made."""
+    if device is not None:
+        there = str(source.device)
+        if resolve_device(device) not in (there, there.partition(":")[0]):
+            raise ValueError(
+                f"device={device!r}, but the Backbone's model is on {there}. Move it yourself "
+                f"with model.to(...), or leave device=None."
+            )
+    if dtype is not None and resolve_dtype(dtype, "cpu", source.saved_dtype) != source.saved_dtype:
+        raise ValueError(
+            f"dtype={dtype!r}, but the Backbone's model is in {source.saved_dtype}. Cast it "
+            f"yourself with model.to(...), or leave dtype=None."
+        )
+    if model_kwargs:
+        raise ValueError(
+            f"model_kwargs={model_kwargs!r} cannot be applied to a Backbone. Load its model with "
+            f"them."
+        )
 
 
 @dataclass(frozen=True)
@@ -73,46 +141,18 @@ def encode(
     batch_tokens: int | str,
     progress: bool,
 ) -> Encoded:
-    """Give the vectors of texts, computing those that are not stored.
+    """Return the vectors of `columns`; what is not stored is computed, together with `stored`.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        Checked texts. Equal ones are encoded once.
-    columns : sequence of (layer, pooling)
-        What is asked for, in the order of the result.
-    stored : sequence of (layer, pooling)
-        What a pass computes and stores beside them.
-    spec : Spec
-        What the vectors are made with.
-    store : VectorStore
-        Scoped to `spec`.
-    load : callable
-        Gives the backbone; called only if a text is missing.
-    batch_tokens : int or "auto"
-        Token budget of a batch.
-    progress : bool
-        Whether to show a bar of the texts that are computed.
-
-    Returns
-    -------
-    Encoded
-        Finite float32 vectors.
-
-    Raises
-    ------
-    NonFiniteError
-        If a vector that is asked for is not finite. The other texts' vectors are stored.
+    Equal texts are encoded once, and the backbone is loaded only if a text is missing. A vector
+    that is asked for and not finite is a ValueError; those of other texts are stored.
     """
-    unique: dict[str, int] = {}
-    inverse = np.array([unique.setdefault(text, len(unique)) for text in texts], dtype=np.intp)
-    run = _Run(list(unique), columns, stored, spec, store)
+    run = _Run(texts, columns, stored, spec, store)
     run.read()
-    if run.missing().size:
+    if not run.known.all():
         run.compute(load(), batch_tokens, progress)
     store._tidy()
-    out = run.out if len(unique) == len(texts) else run.out[inverse]
-    return Encoded(out, int(run.truncated[inverse].sum()), run.newly_truncated)
+    out = run.out if len(run.texts) == len(texts) else run.out[run.inverse]
+    return Encoded(out, int(run.truncated[run.inverse].sum()), run.newly_truncated)
 
 
 class _Run:
@@ -120,22 +160,22 @@ class _Run:
 
     def __init__(
         self,
-        texts: list[str],
+        texts: Sequence[str],
         columns: Sequence[Column],
         stored: Sequence[Column],
         spec: Spec,
         store: VectorStore,
     ) -> None:
-        self.texts, self.columns, self.spec, self.store = texts, columns, spec, store
+        unique: dict[str, int] = {}
+        inverse = [unique.setdefault(text, len(unique)) for text in texts]
+        self.texts, self.inverse = list(unique), np.array(inverse, dtype=np.intp)
+        self.columns, self.spec, self.store = columns, spec, store
         self.computed = list(dict.fromkeys([*columns, *stored]))
-        self.keys = text_keys(texts)
-        self.out = np.empty((len(texts), len(columns) * spec.source.width), dtype=np.float32)
-        self.truncated = np.zeros(len(texts), dtype=bool)
-        self.known = np.zeros(len(texts), dtype=bool)
+        self.keys = text_keys(self.texts)
+        self.out = np.empty((len(unique), len(columns) * spec.width), dtype=np.float32)
+        self.truncated = np.zeros(len(unique), dtype=bool)
+        self.known = np.zeros(len(unique), dtype=bool)
         self.newly_truncated = False
-
-    def missing(self) -> NDArray[np.intp]:
-        return np.flatnonzero(~self.known)
 
     def read(self, rows: NDArray[np.intp] | None = None) -> None:
         """Take from the store what it has of some rows, or of all."""
@@ -152,10 +192,13 @@ class _Run:
 
     def compute(self, backbone: Backbone, batch_tokens: int | str, progress: bool) -> None:
         """Run the missing texts through the model, window by window."""
-        budget = _Budget.choose(backbone, batch_tokens)
-        missing = self.missing()
+        from .forward import Budget, ForwardPass
+
+        budget = Budget.choose(backbone, batch_tokens)
+        missing = np.flatnonzero(~self.known)
+        label = os.path.basename(self.spec.model.rstrip("/")) or "texts"
         with (
-            tqdm(total=len(missing), desc=self._label(), unit="text", disable=not progress) as bar,
+            tqdm(total=len(missing), desc=label, unit="text", disable=not progress) as bar,
             Writer(self.store, self.computed) as writer,
         ):
             for start in range(0, len(missing), WINDOW):
@@ -175,118 +218,38 @@ class _Run:
         window: NDArray[np.intp],
         backbone: Backbone,
         forward: ForwardPass,
-        budget: _Budget,
+        budget: Budget,
         writer: Writer,
     ) -> Iterator[int]:
-        source = self.spec.source
-        prompt = self.spec.prompt or ""
-        texts = [prompt + self.texts[i] for i in window]
-        tokens = backbone.tokenize(texts, self.spec.max_length, source.max_positions)
+        from .forward import run_batches
+
+        texts = [(self.spec.prompt or "") + self.texts[i] for i in window]
+        tokens = backbone._tokenize(texts, self.spec.max_length, self.spec.max_positions)
         self.truncated[window] = tokens.truncated
         self.newly_truncated |= bool(tokens.truncated.any())
         asked = self.out.shape[1]
-        for batch, vectors in _run_batches(backbone, forward, tokens, budget, self.spec):
+        for batch, vectors in run_batches(
+            backbone, forward, tokens, budget, self.spec.store_dtype
+        ):
             rows = window[batch]
             good = np.logical_and.reduce(np.isfinite(vectors[:, :asked]), axis=1)
             writer.add(self.keys[rows[good]], self.truncated[rows[good]], vectors[good])
             if not good.all():
-                raise self._not_finite(rows, vectors[:, :asked], good)
+                first = int(np.flatnonzero(~good)[0])
+                raise self._not_finite(int(rows[first]), vectors[first, :asked])
             self.out[rows] = vectors[:, :asked]
             self.known[rows] = True
             yield len(rows)
 
-    def _not_finite(
-        self, rows: NDArray[np.intp], vectors: NDArray[np.float32], good: NDArray[np.bool_]
-    ) -> NonFiniteError:
-        row = int(np.flatnonzero(~good)[0])
-        value = int(np.flatnonzero(~np.isfinite(vectors[row]))[0])
-        layer, pooling = self.columns[value // self.spec.source.width]
-        return NonFiniteError(int(rows[row]), layer, pooling)
-
-    def _label(self) -> str:
-        return os.path.basename(self.spec.source.name.rstrip("/")) or "texts"
-
-
-class NonFiniteError(Exception):
-    """A vector that was asked for is NaN or infinite."""
-
-    def __init__(self, row: int, layer: int, pooling: str) -> None:
-        super().__init__(row, layer, pooling)
-        self.row, self.layer, self.pooling = row, layer, pooling
-
-
-@dataclass
-class _Budget:
-    """How much fits into a batch; shrinks when memory runs out, for the rest of the call."""
-
-    tokens: int
-    rows: int | None = None
-
-    @classmethod
-    def choose(cls, backbone: Backbone, batch_tokens: int | str) -> _Budget:
-        if batch_tokens != "auto":
-            return cls(int(batch_tokens))
-        return cls(AUTO_BATCH_TOKENS.get(backbone.device.type, AUTO_BATCH_TOKENS["cuda"]))
-
-    def halve(self, rows: int, longest: int) -> None:
-        self.tokens = max(1, rows * longest // 2)
-        self.rows = max(1, rows // 2)
-
-
-def _run_batches(
-    backbone: Backbone, forward: ForwardPass, tokens: Tokens, budget: _Budget, spec: Spec
-) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
-    """Give each batch's rows and their vectors, in smaller batches once memory has run out."""
-    lengths = tokens.lengths()
-    queue = plan_batches(lengths, budget.tokens, budget.rows)
-    while queue:
-        batch = queue.pop(0)
-        vectors = None
-        try:
-            vectors = _run_batch(backbone, forward, tokens, batch, spec)
-        except (RuntimeError, MemoryError) as error:
-            if len(batch) == 1 or not _is_out_of_memory(error):
-                raise
-        # Outside of the except block, whose traceback would keep the failed batch's tensors alive.
-        if vectors is None:
-            _free_memory()
-            budget.halve(len(batch), int(lengths[batch].max()))
-            rest = np.concatenate([batch, *queue])
-            queue = [rest[b] for b in plan_batches(lengths[rest], budget.tokens, budget.rows)]
-        else:
-            yield batch, vectors
-
-
-def _run_batch(
-    backbone: Backbone,
-    forward: ForwardPass,
-    tokens: Tokens,
-    batch: NDArray[np.intp],
-    spec: Spec,
-) -> NDArray[np.float32]:
-    ids = [tokens.ids[i] for i in batch]
-    types = None if tokens.types is None else [tokens.types[i] for i in batch]
-    pooled = settle(forward(*backbone.batch(ids, types)), spec.source.width, spec.store_dtype)
-    vectors: NDArray[np.float32] = pooled.cpu().numpy()
-    return vectors
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    message = str(error).lower()
-    return any(
-        words in message
-        for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )
-
-
-def _free_memory() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():
-        torch.mps.empty_cache()
+    def _not_finite(self, row: int, vector: NDArray[np.float32]) -> ValueError:
+        value = int(np.flatnonzero(~np.isfinite(vector))[0])
+        layer, pooling = self.columns[value // self.spec.width]
+        text, position = self.texts[row], int(np.flatnonzero(self.inverse == row)[0])
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        rounded = " stored as float16" if self.spec.store_dtype == "float16" else ""
+        return ValueError(
+            f"The {pooling} vector of layer {layer} is not finite for the text at position "
+            f"{position} ({shown!r}), computed in dtype={self.spec.dtype!r}{rounded}. Nothing of "
+            f"it was stored; the texts before it were. Use dtype='float32' and a VectorStore with "
+            f"dtype='auto', or leave the text out."
+        )

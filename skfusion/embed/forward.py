@@ -1,18 +1,23 @@
-"""One pass through a model: every wanted layer is pooled as its block gives it out."""
+"""One pass through a model, in batches; every wanted layer is pooled as its block returns it.
+
+Imported when a model runs, for it imports torch.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from .backbone import Backbone
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .backbone import Backbone, Tokens
+from .batching import AUTO_BATCH_TOKENS, plan_batches
 from .pooling import POOLINGS
 from .shards import Column
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FLOAT16_MAX = 6e4
 _FLOAT16_ERROR = 1e-3
@@ -23,28 +28,17 @@ class _LastNeeded(Exception):
 
 
 class ForwardPass:
-    """Runs batches through a backbone and gives their pooled vectors.
+    """Returns the pooled vectors of batches, columns in the order asked for.
 
     Hooks on the blocks pool each hidden state while it is there, so that those of two blocks are
     never alive together, and the pass ends behind the last layer that is wanted. Models whose
-    blocks cannot be found, or do not give out the hidden states, are asked for all states.
-
-    Use it as a context manager: it holds the backbone's lock and removes its hooks at the end.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The model.
-    columns : sequence of (layer, pooling)
-        What to compute, in the order of the result.
+    blocks cannot be found, or do not return the hidden states, are asked for all states. As a
+    context manager it holds the backbone's lock and removes its hooks at the end.
     """
 
     def __init__(self, backbone: Backbone, columns: Sequence[Column]) -> None:
         self._backbone, self._columns = backbone, tuple(columns)
-        self._wanted: dict[int, list[str]] = defaultdict(list)
-        for layer, pooling in columns:
-            self._wanted[layer].append(pooling)
-        self._deepest = max(self._wanted)
+        self._deepest = max(layer for layer, _ in columns)
         self._depth = backbone.n_layers
         self._handles: list[Any] = []
         self._mask: Tensor | None = None
@@ -52,29 +46,21 @@ class ForwardPass:
         self._pooled: dict[Column, Tensor] = {}
 
     def __enter__(self) -> ForwardPass:
-        self._backbone.lock.acquire()
+        self._backbone._lock.acquire()
         try:
-            blocks, certain = self._backbone.blocks()
-            if self._backbone.hooks_agree is None and (certain or not blocks):
-                self._backbone.hooks_agree = certain
-            if self._backbone.hooks_agree is not False:
+            blocks, certain = self._backbone._blocks()
+            if self._backbone._hooks_agree is None and (certain or not blocks):
+                self._backbone._hooks_agree = certain
+            if self._backbone._hooks_agree is not False:
                 self._hook(blocks)
         except BaseException:
-            self._leave()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._unhook()
-        self._backbone.lock.release()
+        self._backbone._lock.release()
 
     def _unhook(self) -> None:
         for handle in self._handles:
@@ -100,49 +86,32 @@ class ForwardPass:
             return
         assert self._mask is not None
         mask = self._mask.to(hidden.device)
-        for pooling in self._wanted.get(layer, ()):
-            self._pooled[layer, pooling] = POOLINGS[pooling](hidden, mask)
+        for column in self._columns:
+            if column[0] == layer:
+                self._pooled[column] = POOLINGS[column[1]](hidden, mask)
         if layer == self._deepest < self._depth:
             raise _LastNeeded
 
     def __call__(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
-        """Pool one batch.
-
-        Parameters
-        ----------
-        ids, mask : tensor of shape (batch, tokens)
-            Token ids, and a boolean mask of the real tokens.
-        types : tensor of shape (batch, tokens) or None
-            Token types, where the model has them.
-
-        Returns
-        -------
-        tensor of float32, shape (batch, len(columns) * width)
-            On the device of the model's output.
-        """
-        import torch
-
-        if self._backbone.hooks_agree is None:
+        """Return float32 vectors (batch, len(columns) * width), on the device of the output."""
+        if self._backbone._hooks_agree is None:
             return self._first_batch(ids, mask, types)
         with torch.inference_mode():
-            if self._backbone.hooks_agree:
-                self._run_hooked(ids, mask, types)
-            else:
+            if not self._backbone._hooks_agree:
                 self._pool_states(self._all_states(ids, mask, types), mask)
+                return self._collect()
+            self._mask, self._pooled = mask, {}
+            try:
+                output = self._backbone._run(ids, mask, types)
+                self._see(self._depth, output.last_hidden_state)
+            except _LastNeeded:
+                pass
+            finally:
+                self._mask = None
             return self._collect()
 
-    def _run_hooked(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
-        self._mask, self._pooled = mask, {}
-        try:
-            output = self._backbone.run(ids, mask, types)
-            self._see(self._depth, output.last_hidden_state)
-        except _LastNeeded:
-            pass
-        finally:
-            self._mask = None
-
     def _all_states(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> list[Tensor]:
-        output = self._backbone.run(ids, mask, types, all_states=True)
+        output = self._backbone._run(ids, mask, types, all_states=True)
         states = list(getattr(output, "hidden_states", None) or [])
         if not states:
             raise ValueError(
@@ -151,7 +120,7 @@ class ForwardPass:
             )
         if len(states) != self._depth + 1:
             raise ValueError(
-                f"{self._backbone!r} gives {len(states)} hidden states, but its config speaks of "
+                f"{self._backbone!r} returns {len(states)} hidden states, but its config says "
                 f"{self._depth} layers (hence {self._depth + 1} states)."
             )
         states[-1] = output.last_hidden_state
@@ -164,8 +133,6 @@ class ForwardPass:
         }
 
     def _collect(self) -> Tensor:
-        import torch
-
         vectors = [self._pooled[column] for column in self._columns]
         self._pooled = {}
         for (layer, _), vector in zip(self._columns, vectors, strict=True):
@@ -173,7 +140,7 @@ class ForwardPass:
                 raise ValueError(
                     f"Layer {layer} of {self._backbone!r} has vectors of {vector.shape[1]} "
                     f"values, the others of {self._backbone.width}. Leave it out with "
-                    f"store_layers='requested' or a list."
+                    f"memory=VectorStore(..., layers='requested') or a list of layers."
                 )
         return torch.cat([vector.to(vectors[-1].device) for vector in vectors], dim=1)
 
@@ -182,8 +149,6 @@ class ForwardPass:
 
         That text's vectors are used, so that no text passes through the model twice.
         """
-        import torch
-
         lengths = mask.sum(dim=1)
         row = int(lengths.argmin())
         short = slice(0, int(lengths[row]))
@@ -198,17 +163,15 @@ class ForwardPass:
         return torch.cat([first.to(rest.device), rest])[order]
 
     def _compare(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
-        import torch
-
         seen = self._seen = {}
         try:
             states = self._all_states(ids, mask, types)
         finally:
             self._seen = None
-        self._backbone.hooks_agree = sorted(seen) == list(range(self._depth)) and all(
+        self._backbone._hooks_agree = sorted(seen) == list(range(self._depth)) and all(
             torch.equal(hidden, states[k]) for k, hidden in seen.items()
         )
-        if not self._backbone.hooks_agree:
+        if not self._backbone._hooks_agree:
             self._unhook()
         self._pool_states(states, mask)
 
@@ -216,25 +179,9 @@ class ForwardPass:
 def settle(vectors: Tensor, width: int, store_dtype: str) -> Tensor:
     """Round vectors to what the store will keep, so that cold and warm calls agree bit for bit.
 
-    Each vector is judged by itself, so that its value never depends on the texts beside it.
-
-    Parameters
-    ----------
-    vectors : tensor of float32, shape (batch, n * width)
-        Pooled vectors.
-    width : int
-        Length of one vector.
-    store_dtype : {"auto", "float16", "float32"}
-        "auto" rounds a vector to float16 where its largest value is under 6e4 and the error is
-        at most 1e-3 of its norm.
-
-    Returns
-    -------
-    tensor of float32, shape (batch, n * width)
-        A vector of values beyond float16 becomes infinite only under "float16".
+    "auto" rounds a vector to float16 where its largest value is under 6e4 and the error is at
+    most 1e-3 of its norm; "float16" rounds all, larger values to infinity.
     """
-    import torch
-
     if store_dtype == "float32":
         return vectors
     rounded = vectors.half().float()
@@ -251,3 +198,57 @@ def settle(vectors: Tensor, width: int, store_dtype: str) -> Tensor:
 
 def _part(types: Tensor | None, rows: list[int], tokens: slice) -> Tensor | None:
     return None if types is None else types[rows, tokens]
+
+
+@dataclass
+class Budget:
+    """How much fits into a batch; shrinks when memory runs out, for the rest of the call."""
+
+    tokens: int
+    rows: int | None = None
+
+    @classmethod
+    def choose(cls, backbone: Backbone, batch_tokens: int | str) -> Budget:
+        """Return the budget that was asked for, or the device's."""
+        if batch_tokens != "auto":
+            return cls(int(batch_tokens))
+        return cls(AUTO_BATCH_TOKENS.get(backbone._device.type, AUTO_BATCH_TOKENS["cuda"]))
+
+
+def run_batches(
+    backbone: Backbone, forward: ForwardPass, tokens: Tokens, budget: Budget, store_dtype: str
+) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
+    """Yield each batch's rows and their vectors, in smaller batches once memory has run out."""
+    lengths = tokens.lengths()
+    queue = plan_batches(lengths, budget.tokens, budget.rows)
+    while queue:
+        batch = queue.pop(0)
+        ids = [tokens.ids[i] for i in batch]
+        types = None if tokens.types is None else [tokens.types[i] for i in batch]
+        vectors = None
+        try:
+            pooled = settle(forward(*backbone._batch(ids, types)), backbone.width, store_dtype)
+            vectors = pooled.cpu().numpy()
+            del pooled
+        except (RuntimeError, MemoryError) as error:
+            if len(batch) == 1 or not _is_out_of_memory(error):
+                raise
+        # Outside of the except block, whose traceback would keep the failed batch's tensors alive.
+        if vectors is None:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            elif torch.backends.mps.is_available():
+                torch.mps.empty_cache()
+            budget.tokens = max(1, len(batch) * int(lengths[batch].max()) // 2)
+            budget.rows = max(1, len(batch) // 2)
+            rest = np.concatenate([batch, *queue])
+            queue = [rest[b] for b in plan_batches(lengths[rest], budget.tokens, budget.rows)]
+        else:
+            yield batch, vectors
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory")
+    return any(words in str(error).lower() for words in signs)

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
+import re
 import shutil
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,25 @@ from .backbone import Backbone, Source, position_limit, shape
 from .digests import cache_folder, file_digest, folder_digest
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+#: Keys of `model_kwargs` that are set elsewhere, mean another model, write files or run code, by
+#: what to use instead.
+_REFUSED = {
+    "the parameter dtype": ("dtype", "torch_dtype"),
+    "the parameter device": ("device", "device_map", "device_mesh", "tp_plan"),
+    "the parameter revision": ("revision", "code_revision"),
+    "the parameter trust_remote_code": ("trust_remote_code",),
+    "the parameter model": ("pretrained_model_name_or_path", "gguf_file"),
+    "the hub's environment variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE)": (
+        *("cache_dir", "force_download", "local_files_only", "proxies"),
+        *("token", "use_auth_token"),
+    ),
+    "a Backbone, for a model that you load yourself": (
+        *("adapter_kwargs", "config", "key_mapping", "offload_folder", "output_loading_info"),
+        *("state_dict", "subfolder", "use_safetensors", "weights_only"),
+        *("allow_all_kernels", "kernel_config", "use_kernels"),
+    ),
+}
 
 # --- what is known without weights -----------------------------------------------------------
 
@@ -33,31 +53,9 @@ def resolve(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Source:
-    """Find out which model is meant, its depth and width, reading its config alone.
-
-    Parameters
-    ----------
-    model : str, path-like or Backbone
-        Hub id, folder, GGUF file, or a model in memory.
-    revision : str or None, default=None
-        Branch, tag or commit of a hub id.
-    trust_remote_code : bool, default=False
-        Passed to transformers.
-
-    Returns
-    -------
-    Source
-        Its `identity` changes whenever a weight or the tokenizer does.
-
-    Raises
-    ------
-    OSError
-        If there is no such model, or it cannot be reached.
-    ValueError
-        If its config does not say how many layers it has.
-    """
+    """Return which model is meant, its depth and width, reading its config alone."""
     if isinstance(model, Backbone):
-        return model.source()
+        return model._source()
     path = os.fspath(model)
     if path.lower().endswith(".gguf"):
         return _resolve_gguf(path)
@@ -67,15 +65,33 @@ def resolve(
     key = (path, identity, revision, trust_remote_code)
     if key not in _RESOLVED:
         config = _config(path, revision=revision, trust_remote_code=trust_remote_code)
-        commit = None if local else getattr(config, "_commit_hash", None)
         if not local:
-            identity = f"hub:{path}@{commit or _snapshot_digest(path, revision)}"
-        _RESOLVED[key] = replace(
-            _source(path, path, identity, config),
-            revision=commit or revision,
-            trust_remote_code=trust_remote_code,
-        )
+            revision = _commit(path, revision)
+            identity = f"hub:{path}@{revision}"
+        more: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        _RESOLVED[key] = _source(path, path, identity, config, **more)
     return _RESOLVED[key]
+
+
+def resolve_again(
+    identity: str, model: Any, *, revision: str | None, trust_remote_code: bool
+) -> Source:
+    """Return the model of the parameters, which must be the one that `fit` saw.
+
+    Nothing is opened that only a fitted state names; a hub id stays at the commit of `fit`.
+    """
+    name, _, commit = identity.rpartition("@")
+    same_id = not isinstance(model, Backbone) and name == f"hub:{os.fspath(model)}"
+    if same_id and re.fullmatch("[0-9a-f]{40}", commit):
+        revision = commit
+    source = resolve(model, revision=revision, trust_remote_code=trust_remote_code)
+    if source.identity != identity:
+        raise ValueError(
+            f"{model!r} is not the model, or no longer has the weights and files, with which this "
+            f"embedder was fitted: it has changed since fit, so that new vectors would not agree "
+            f"with the old ones. Call fit again."
+        )
+    return source
 
 
 def _resolve_gguf(path: str) -> Source:
@@ -90,19 +106,17 @@ def _resolve_gguf(path: str) -> Source:
         else:
             folder, name = os.path.split(os.path.abspath(path))
             config = _config(folder, gguf_file=name)
-        source = _source(path, str(converted), f"gguf:{digest}", config)
-        # The conversion is dequantised in float32, whatever the file's config says.
-        _RESOLVED[key] = replace(source, gguf=path, saved_dtype="float32")
+        _RESOLVED[key] = _source(path, str(converted), f"gguf:{digest}", config, gguf=path)
     return _RESOLVED[key]
 
 
-def _source(name: str, location: str, identity: str, config: Any) -> Source:
+def _source(name: str, location: str, identity: str, config: Any, **more: Any) -> Source:
     try:
         n_layers, width = shape(config)
     except ValueError as error:
         raise ValueError(f"Cannot embed with {name!r}: {error}") from None
     positions, fixed = position_limit(config)
-    saved = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
     return Source(
         name=name,
         location=location,
@@ -111,7 +125,9 @@ def _source(name: str, location: str, identity: str, config: Any) -> Source:
         width=width,
         max_positions=positions,
         fixed_positions=fixed,
-        saved_dtype=saved if saved in _DTYPES else "float32",
+        # A GGUF file's conversion is dequantised in float32, whatever its config says.
+        saved_dtype=saved if saved in _DTYPES and "gguf" not in more else "float32",
+        **more,
     )
 
 
@@ -148,11 +164,14 @@ def _not_loaded(location: str, revision: str | None, error: Exception) -> OSErro
     )
 
 
-def _snapshot_digest(name: str, revision: str | None) -> str:
-    """Identify a hub model whose commit is unknown by what was downloaded."""
-    from huggingface_hub import snapshot_download
+def _commit(name: str, revision: str | None) -> str:
+    """Return the commit of a hub model whose config was read; not every transformers says it."""
+    from huggingface_hub import try_to_load_from_cache
 
-    return folder_digest(snapshot_download(name, revision=revision, local_files_only=True))
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(found, str):
+        raise _not_loaded(name, revision, OSError("its config.json is not in the hub's cache"))
+    return Path(found).parent.name
 
 
 # --- loading ---------------------------------------------------------------------------------
@@ -164,7 +183,7 @@ _LOAD_LOCK = threading.Lock()
 
 
 def resolve_device(device: Any) -> str:
-    """Name the device: cuda, mps, cpu in that order where none is asked for."""
+    """Return the device's name: cuda, mps, cpu in that order where none is asked for."""
     import torch
 
     if device is None:
@@ -183,7 +202,7 @@ def resolve_device(device: Any) -> str:
 
 
 def resolve_dtype(dtype: Any, device: str, saved: str) -> str:
-    """Name the dtype to compute in: float32 on a CPU, bfloat16 on a GPU that has it."""
+    """Return the dtype to compute in: float32 on a CPU, bfloat16 on a GPU that has it."""
     import torch
 
     if dtype is None:
@@ -200,40 +219,54 @@ def resolve_dtype(dtype: Any, device: str, saved: str) -> str:
     return name
 
 
-def load(source: Source, *, device: str, dtype: str, attn_implementation: str | None) -> Backbone:
-    """Load weights and tokenizer, or give the model that is loaded already.
+def describe_kwargs(
+    model_kwargs: Mapping[str, Any] | None, trust_remote_code: bool
+) -> dict[str, Any] | None:
+    """Return checked `model_kwargs` as plain values that are the same in every process."""
+    model_kwargs = model_kwargs or {}
+    for instead, keys in _REFUSED.items():
+        for key in model_kwargs.keys() & set(keys):
+            raise ValueError(f"model_kwargs cannot hold the key {key!r}. Use {instead}.")
+    described = {key: _describe(value, key) for key, value in model_kwargs.items()}
+    attention = described.get("attn_implementation")
+    if "/" in str(attention) and not trust_remote_code:
+        raise ValueError(
+            f"model_kwargs={{'attn_implementation': {attention!r}}} runs code from the hub. If "
+            f"you trust it, set trust_remote_code=True; otherwise use 'eager' or 'sdpa'."
+        )
+    return described or None
 
-    Parameters
-    ----------
-    source : Source
-        From `resolve`.
-    device, dtype : str
-        From `resolve_device` and `resolve_dtype`.
-    attn_implementation : str or None
-        Passed to transformers.
 
-    Returns
-    -------
-    Backbone
-        In evaluation mode, on the device.
+def _describe(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return str.__str__(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {str(k): _describe(v, key) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_describe(entry, key) for entry in value]
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value)
+    if hasattr(value, "to_dict") and not isinstance(value, type):  # a quantisation config
+        return {"class": type(value).__qualname__, **_describe(value.to_dict(), key)}
+    raise TypeError(
+        f"model_kwargs[{key!r}] holds {value!r}, of which it cannot be said in another process "
+        f"whether it is the same. Use plain values, lists, dicts, torch dtypes and objects with "
+        f"to_dict(), or load the model yourself and give it as a Backbone."
+    )
 
-    Raises
-    ------
-    OSError
-        If the model cannot be found or reached.
-    ValueError
-        If the checkpoint lacks weights of the model's body, or a folder's content is no longer
-        what `source` describes.
-    """
-    key = (source.identity, device, dtype, attn_implementation or "")
+
+def load(
+    source: Source, *, device: str, dtype: str, model_kwargs: Mapping[str, Any] | None = None
+) -> Backbone:
+    """Load weights and tokenizer, or return the model that is loaded already."""
+    described = describe_kwargs(model_kwargs, source.trust_remote_code)
+    key = (source.identity, device, dtype, str(described))
     with _LOAD_LOCK:
         if key not in _LOADED:
             while len(_LOADED) >= _KEEP_LOADED:
                 _LOADED.popitem(last=False)
             folder = _converted(source) if source.gguf else source.location
-            if source.identity.startswith("folder:"):
-                _check_unchanged(source)
-            _LOADED[key] = _load(source, folder, device, dtype, attn_implementation)
+            _LOADED[key] = _load(source, folder, device, dtype, model_kwargs or {})
         _LOADED.move_to_end(key)
         return _LOADED[key]
 
@@ -244,41 +277,38 @@ def release() -> None:
         _LOADED.clear()
 
 
-def _check_unchanged(source: Source) -> None:
-    if f"folder:{folder_digest(source.location)}" != source.identity:
-        raise ValueError(
-            f"The files in {source.location!r} have changed since fit, so that new vectors would "
-            f"not agree with the old ones. Call fit again."
-        )
-
-
-def _load(source: Source, folder: str, device: str, dtype: str, attention: str | None) -> Backbone:
+def _load(
+    source: Source, folder: str, device: str, dtype: str, model_kwargs: Mapping[str, Any]
+) -> Backbone:
     import torch
-    from transformers import AutoTokenizer
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
     options: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if source.revision:
         options["revision"] = source.revision
     config = _config(folder, **options)
+    own = getattr(config, "quantization_config", None)
+    placed: dict[str, Any] = {}
     if device == "auto":
-        options["device_map"] = "auto"
-    elif getattr(config, "quantization_config", None) is not None:
-        options["device_map"] = {"": device}  # a quantised model must not be moved with .to
-    if attention is not None:
-        options["attn_implementation"] = attention
+        placed = {"device_map": "auto"}
+    elif own is not None or model_kwargs.get("quantization_config") is not None:
+        placed = {"device_map": {"": device}}  # a quantised model must not be moved with .to
+    # The encoder class of a T5 kind of model, so that its decoder is never loaded.
+    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    cls = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
     try:
         with quiet():
-            model, info = _auto_class(config).from_pretrained(
+            model, info = cls.from_pretrained(
                 folder,
                 config=config,
-                dtype=getattr(torch, dtype),
+                dtype=getattr(torch, resolve_dtype(dtype, device, dtype)),
                 output_loading_info=True,
+                **copy.deepcopy(dict(model_kwargs)),  # transformers writes into configs
                 **options,
+                **placed,
             )
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder,
-                **{k: options[k] for k in ("trust_remote_code", "revision") if k in options},
-            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except OSError as error:
         raise _not_loaded(source.name, source.revision, error) from error
     absent = [name for name in info["missing_keys"] if "pooler" not in name]
@@ -289,17 +319,7 @@ def _load(source: Source, folder: str, device: str, dtype: str, attention: str |
             f"holds a whole model of type {config.model_type!r}."
         )
     model = model.eval()
-    return Backbone(model if "device_map" in options else model.to(device), tokenizer)
-
-
-def _auto_class(config: Any) -> Any:
-    """Take the encoder class of a T5 kind of model, so that its decoder is never loaded."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-
-    if config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        return transformers.AutoModelForTextEncoding
-    return transformers.AutoModel
+    return Backbone(model if placed else model.to(device), tokenizer)
 
 
 def _converted(source: Source) -> str:
@@ -310,8 +330,6 @@ def _converted(source: Source) -> str:
     from transformers import AutoModel, AutoTokenizer, GgufConfig
 
     assert source.gguf is not None
-    if f"gguf:{file_digest(source.gguf)}" != source.identity:
-        raise ValueError(f"The file {source.gguf!r} has changed since fit. Call fit again.")
     folder, name = os.path.split(os.path.abspath(source.gguf))
     target = Path(source.location)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,16 +18,17 @@ Pooling = Callable[["Tensor", "Tensor"], "Tensor"]
 
 def mean(hidden: Tensor, mask: Tensor) -> Tensor:
     """Mean over the real tokens."""
-    return _real(hidden, mask).sum(dim=1) / _count(mask)
+    n_tokens = mask.sum(dim=1, keepdim=True).clamp(min=1).float()
+    return _real(hidden, mask).sum(dim=1) / n_tokens
 
 
 def last(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Give the state of the last real token."""
+    """State of the last real token."""
     return _token(hidden, _rank(mask).argmax(dim=1))
 
 
 def first(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Give the state of the first real token: [CLS] or BOS where the model has one."""
+    """State of the first real token: [CLS] or BOS where the model has one."""
     return _token(hidden, mask.int().argmax(dim=1))
 
 
@@ -66,10 +67,6 @@ POOLINGS: dict[str, Pooling] = {
 def _real(hidden: Tensor, mask: Tensor) -> Tensor:
     """Float32 states with zeros at padding; a product with the mask would let NaN through."""
     return hidden.float().masked_fill(~mask[..., None], 0.0)
-
-
-def _count(mask: Tensor) -> Tensor:
-    return mask.sum(dim=1, keepdim=True).clamp(min=1).float()
 
 
 def _rank(mask: Tensor) -> Tensor:

@@ -23,34 +23,13 @@ _MAX_NAMED_POSITIONS = 10
 
 
 def check_texts(X: Any, *, missing: Missing = "error") -> list[str]:
-    """Turn any accepted container of texts into a list of plain ``str``.
+    """Return any accepted container of texts as a list of plain ``str``.
 
-    Parameters
-    ----------
-    X : sequence of str
-        A list, tuple, numpy array (``str``, ``object`` or ``StringDType``), pandas or polars
-        Series, pyarrow Array or ChunkedArray, or a frame of one column. It is not changed.
-    missing : {"error", "empty"}, default="error"
-        What to do with ``None``, NaN and ``pandas.NA``: raise, or treat them as ``""``.
-
-    Returns
-    -------
-    list of str
-        The texts in order, with lone surrogates (which no encoder can write) replaced by U+FFFD.
-
-    Raises
-    ------
-    TypeError
-        If `X` is not an accepted container, or an entry is not a text.
-    ValueError
-        If `X` has more than one column or dimension, or misses values and ``missing="error"``.
+    Lone surrogates, which no encoder can write, are replaced by U+FFFD.
 
     Examples
     --------
-    >>> import numpy as np
     >>> from skfusion.embed.texts import check_texts
-    >>> check_texts(np.array(["one", "two"]))
-    ['one', 'two']
     >>> check_texts(["one", None], missing="empty")
     ['one', '']
     """
@@ -80,24 +59,7 @@ def check_texts(X: Any, *, missing: Missing = "error") -> list[str]:
 
 
 def text_keys(texts: Sequence[str]) -> NDArray[np.bytes_]:
-    """Hash each text to the 16 bytes under which its vectors are stored.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        Texts without lone surrogates, as `check_texts` returns them.
-
-    Returns
-    -------
-    ndarray of dtype S16, shape (n_texts,)
-        The blake2b digest of each text's UTF-8 bytes.
-
-    Examples
-    --------
-    >>> from skfusion.embed.texts import text_keys
-    >>> text_keys(["a", "b", "a"]).shape
-    (3,)
-    """
+    """Return the 16-byte blake2b hash of each text, under which its vectors are stored."""
     digests = b"".join(
         hashlib.blake2b(text.encode("utf-8"), digest_size=KEY_BYTES).digest() for text in texts
     )
@@ -105,30 +67,7 @@ def text_keys(texts: Sequence[str]) -> NDArray[np.bytes_]:
 
 
 def as_sequence(X: Any) -> Sequence[Any]:
-    """Unwrap a container of texts without looking at its entries.
-
-    Parameters
-    ----------
-    X : sequence of str
-        As in `check_texts`.
-
-    Returns
-    -------
-    sequence
-        The entries in order.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `X` is not an accepted container.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from skfusion.embed.texts import as_sequence
-    >>> as_sequence(pd.DataFrame({"text": ["one", "two"]}))
-    ['one', 'two']
-    """
+    """Return the entries of a container of texts, without looking at them."""
     if isinstance(X, list | tuple):
         return X
     if isinstance(X, str | bytes | bytearray):
@@ -173,7 +112,7 @@ def _from_numpy(X: NDArray[Any]) -> Sequence[Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Tell None, NaN of any float type, pandas.NA and NaT, without importing pandas."""
+    """Whether it is None, NaN of any float type, pandas.NA or NaT; without importing pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(value != value)

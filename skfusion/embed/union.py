@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import TransformerMixin, _fit_context, clone
 from sklearn.utils import Bunch, _safe_indexing, get_tags
 from sklearn.utils._set_output import _get_output_config
-from sklearn.utils.metadata_routing import (
-    MetadataRouter,
-    MethodMapping,
-    process_routing,
-)
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
@@ -59,7 +55,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
     named_embedders_ : Bunch
         The same by name.
     output_indices_ : dict of str to slice
-        Columns of each block of the output. An embedder that gives one block gives it its own
+        Columns of each block of the output. The only block of an embedder has the embedder's
         name; with several layers or poolings they are ``{name}_layer{k}_{pooling}``.
 
     See Also
@@ -158,8 +154,8 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         """
         routed = process_routing(self, "fit", **params)
         chosen, rows = self._chosen(), self._read(X)
-        fitted = self._run(
-            delayed(_fit)(embedder, rows, y, routed[name].fit) for name, embedder in chosen
+        fitted = Parallel(n_jobs=self.n_jobs)(
+            delayed(embedder.fit)(rows, y, **routed[name].fit) for name, embedder in chosen
         )
         self._keep(fitted)
         self._set_blocks([_block_widths(embedder, rows) for embedder in fitted])
@@ -181,11 +177,11 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         Returns
         -------
         EmbeddingBlocks of shape (n_texts, n_features)
-            One block an embedder, or as many as it gives.
+            One block per embedder, or as many as it has.
         """
         routed = process_routing(self, "fit_transform", **params)
         chosen, rows = self._chosen(), self._read(X)
-        made = self._run(
+        made = Parallel(n_jobs=self.n_jobs)(
             delayed(_fit_transform)(embedder, rows, y, routed[name]) for name, embedder in chosen
         )
         self._keep([embedder for embedder, _ in made])
@@ -211,20 +207,20 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         Returns
         -------
         EmbeddingBlocks of shape (n_texts, n_features)
-            One block an embedder, or as many as it gives. With ``set_output`` a data frame
+            One block per embedder, or as many as it has. With ``set_output`` a data frame
             whose columns are named ``{block}__{feature}``.
         """
         check_is_fitted(self)
         routed = process_routing(self, "transform", **params)
         rows = self._read(X)
-        outputs = self._run(
-            delayed(_transform)(embedder, rows, routed[name].transform)
+        outputs = Parallel(n_jobs=self.n_jobs)(
+            delayed(embedder.transform)(rows, **routed[name].transform)
             for name, embedder in self.embedders_
         )
         return self._join(outputs)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Name the columns ``{block}__{feature}``.
+        """Return the names ``{block}__{feature}`` of the columns.
 
         Parameters
         ----------
@@ -234,7 +230,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         Returns
         -------
         ndarray of str objects
-            One name a column, for example ``smol__layer15_last_0``.
+            One name per column, for example ``smol__layer15_last_0``.
         """
         check_is_fitted(self)
         return np.array(self._feature_names, dtype=object)
@@ -266,15 +262,13 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         """
         router = MetadataRouter(owner=self)
         for name, embedder in self.embedders:
-            if embedder == "drop":
+            if not is_kept(embedder):
                 continue
+            own = hasattr(embedder, "fit_transform")
             mapping = MethodMapping().add(caller="fit", callee="fit")
-            mapping = mapping.add(caller="transform", callee="transform")
-            if hasattr(embedder, "fit_transform"):
-                mapping = mapping.add(caller="fit_transform", callee="fit_transform")
-            else:
-                mapping = mapping.add(caller="fit_transform", callee="fit")
-                mapping = mapping.add(caller="fit_transform", callee="transform")
+            mapping.add(caller="transform", callee="transform")
+            for callee in ("fit_transform",) if own else ("fit", "transform"):
+                mapping.add(caller="fit_transform", callee=callee)
             router.add(**{name: embedder}, method_mapping=mapping)
         return router
 
@@ -313,15 +307,10 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         return as_sequence(X) if self._takes_texts() else X
 
     def _takes_texts(self) -> bool:
-        return all(
-            get_tags(embedder).input_tags.string
-            for _, embedder in self.embedders
-            if hasattr(embedder, "__sklearn_tags__")
-        )
+        return all(t.input_tags.string for t in self._part_tags())
 
-    def _run(self, jobs: Iterator[Any]) -> list[Any]:
-        made: list[Any] = Parallel(n_jobs=self.n_jobs)(jobs)
-        return made
+    def _part_tags(self) -> list[Any]:
+        return [get_tags(e) for _, e in self.embedders if hasattr(e, "__sklearn_tags__")]
 
     def _keep(self, fitted: Sequence[Any]) -> None:
         names = [name for name, embedder in self.embedders if is_kept(embedder)]
@@ -331,7 +320,8 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         sizes: dict[str, int] = {}
         names: list[str] = []
         for (name, embedder), blocks in zip(self.embedders_, widths, strict=True):
-            own = iter(_feature_names(embedder, sum(blocks.values())))
+            known = hasattr(embedder, "get_feature_names_out")
+            own = iter(embedder.get_feature_names_out() if known else range(sum(blocks.values())))
             for block, width in blocks.items():
                 label = f"{name}_{block}" if len(blocks) > 1 else name
                 if label in sizes:
@@ -356,21 +346,13 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
             tags.input_tags.two_d_array = False
             tags.input_tags.one_d_array = True
         tags.transformer_tags.preserves_dtype = []
-        tags.target_tags.required = any(
-            get_tags(embedder).target_tags.required
-            for _, embedder in self.embedders
-            if hasattr(embedder, "__sklearn_tags__")
-        )
+        tags.target_tags.required = any(t.target_tags.required for t in self._part_tags())
         return tags
 
 
 def is_kept(embedder: Any) -> bool:
-    """Tell an embedder of a union from "drop"."""
+    """Whether an embedder of a union is not "drop"."""
     return not (isinstance(embedder, str) and embedder == "drop")
-
-
-def _fit(embedder: Any, X: Any, y: Any, params: dict[str, Any]) -> Any:
-    return embedder.fit(X, y, **params)
 
 
 def _fit_transform(embedder: Any, X: Any, y: Any, routed: Bunch) -> tuple[Any, Any]:
@@ -380,12 +362,8 @@ def _fit_transform(embedder: Any, X: Any, y: Any, routed: Bunch) -> tuple[Any, A
     return embedder, embedder.transform(X, **routed.transform)
 
 
-def _transform(embedder: Any, X: Any, params: dict[str, Any]) -> Any:
-    return embedder.transform(X, **params)
-
-
 def _block_widths(embedder: Any, X: Any, output: Any = None) -> dict[str, int]:
-    """Give the blocks of one embedder's output by its own names."""
+    """Return the widths of the blocks of one embedder's output, by its own names."""
     indices = getattr(embedder, "output_indices_", None)
     if isinstance(embedder, LLMLayerEmbedder | EmbedderUnion) and indices:
         return {name: cut.stop - cut.start for name, cut in indices.items()}
@@ -406,10 +384,3 @@ def _pieces(named: tuple[str, Any], output: Any) -> list[Any]:
         return [output]
     array = np.asarray(output)
     return [array[:, cut] for cut in named[1].output_indices_.values()]
-
-
-def _feature_names(embedder: Any, width: int) -> Sequence[str]:
-    if hasattr(embedder, "get_feature_names_out"):
-        names: list[str] = embedder.get_feature_names_out().tolist()
-        return names
-    return [str(i) for i in range(width)]

@@ -115,7 +115,7 @@ def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
         memory_before, start = _highest_memory(), time.perf_counter()
         for model, one in zip(models, alike, strict=True):
             model.set_params(memory=store)
-            one.warm(texts[:1], verbose=0)
+            one.precompute(texts[:1], verbose=0)
         loaded = time.perf_counter()
         embedder.fit_transform(texts, y)
         done = time.perf_counter()

@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validat
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skfusion import EmbedderUnion, LLMLayerEmbedder, StoreWarning
+from skfusion import EmbedderUnion, LLMLayerEmbedder, StoreWarning, VectorStore
 from skfusion.embed import embedder as embedder_module
 from skfusion.linear.layer_scores import layer_scores
 
@@ -101,9 +101,8 @@ def test_pooling_alone_and_with_the_layer():
     both = LLMLayerEmbedder(model, layer="auto", pooling="auto").fit(texts, y)
     assert (both.layer_, both.pooling_) == (2, "last")
     assert len(both.layer_scores_) == 4 * 6
-    few = LLMLayerEmbedder(
-        model, layer="auto", pooling="auto", store_layers=[1, 2], store_poolings=["max", "mean"]
-    ).fit(texts, y)
+    memory = VectorStore(layers=[1, 2], poolings=["max", "mean"])
+    few = LLMLayerEmbedder(model, layer="auto", pooling="auto", memory=memory).fit(texts, y)
     assert set(few.layer_scores_) == {f"layer{k}_{p}" for k in (1, 2) for p in ("max", "mean")}
 
 
@@ -139,7 +138,8 @@ def test_a_cross_validation_runs_each_text_once(model):
 
 
 def test_transform_stops_at_the_chosen_layer_where_only_that_is_asked_for(model, tmp_path):
-    auto = CountingEmbedder(model, layer="auto", store_layers="requested", memory=tmp_path / "s")
+    memory = VectorStore(tmp_path / "s", layers="requested")
+    auto = CountingEmbedder(model, layer="auto", memory=memory)
     auto.fit(TEXTS[:30], np.arange(30) % 2)
     seen = auto.store_.info()["models"][0]
     assert (seen["layers"], seen["poolings"]) == (list(ALL), ["mean"])
@@ -172,10 +172,10 @@ def test_a_store_that_cannot_be_written(folder, tmp_path):
     np.testing.assert_array_equal(X, other.fit_transform(TEXTS, LABELS))
 
 
-def test_warm(model):
-    auto = CountingEmbedder(model, layer="auto").warm(TEXTS, LABELS, verbose=0)
+def test_precompute(model):
+    auto = CountingEmbedder(model, layer="auto").precompute(TEXTS, LABELS, verbose=0)
     assert auto.layer_ in ALL
-    mean = CountingEmbedder(model, layer="mean").warm(TEXTS, verbose=0)
+    mean = CountingEmbedder(model, layer="mean").precompute(TEXTS, verbose=0)
     assert mean.transform(TEXTS).shape == (len(TEXTS), tiny.WIDTH)
     assert read_log(model) == (1, len(TEXTS))
 
@@ -189,10 +189,10 @@ def test_an_interrupted_choice_is_made_by_the_next_call(model, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(embedder_module, "score_layers", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            auto.warm(TEXTS, LABELS, verbose=0)
+            auto.precompute(TEXTS, LABELS, verbose=0)
     with pytest.raises(NotFittedError):
         auto.transform(TEXTS)
-    assert auto.warm(TEXTS, LABELS, verbose=0).layer_ in ALL
+    assert auto.precompute(TEXTS, LABELS, verbose=0).layer_ in ALL
 
 
 # --- honesty --------------------------------------------------------------------------------
@@ -229,7 +229,8 @@ def test_poisoned_test_rows_change_no_choice(folder):
 @pytest.mark.parametrize("layers", ["all", [1, 3]])
 def test_mean_by_hand(folder, layers):
     poolings = ["last", "mean"]
-    embedder = LLMLayerEmbedder(folder(), layer="mean", pooling=poolings, store_layers=layers)
+    memory = VectorStore(layers=layers)
+    embedder = LLMLayerEmbedder(folder(), layer="mean", pooling=poolings, memory=memory)
     train, test = TEXTS[:30], TEXTS[30:]
     embedder.fit(train)
     used = list(ALL) if layers == "all" else layers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import inspect
 import json
 import shutil
 import warnings
@@ -93,7 +95,8 @@ def test_order_duplicates_and_batches_do_not_matter(folder, texts, rng):
     other.store_.clear()
     made = other.transform([texts[i] for i in mixed])
     np.testing.assert_allclose(made, X[mixed], atol=2e-3)
-    exact = [LLMLayerEmbedder(folder(), batch_tokens=n, store_dtype="float32") for n in (7, 999)]
+    memory = VectorStore(dtype="float32")
+    exact = [LLMLayerEmbedder(folder(), batch_tokens=n, memory=memory) for n in (7, 999)]
     one = exact[0].fit_transform(texts)
     exact[1].fit(texts).store_.clear()
     np.testing.assert_allclose(exact[1].transform(texts), one, atol=1e-5)
@@ -198,10 +201,10 @@ def test_missing(folder):
         ({"dtype": "int8"}, ["dtype", "int8", "bfloat16"]),
         ({"batch_tokens": 0}, ["batch_tokens"]),
         ({"batch_tokens": "many"}, ["batch_tokens"]),
-        ({"store_layers": [9]}, ["store_layers=9"]),
-        ({"store_layers": "some"}, ["store_layers"]),
-        ({"store_poolings": ["x"]}, ["store_poolings"]),
-        ({"store_dtype": "int8"}, ["store_dtype"]),
+        ({"memory": VectorStore(layers=[9])}, ["VectorStore(layers=...)", "layers=9"]),
+        ({"memory": VectorStore(layers="some")}, ["VectorStore(layers=...)", "some"]),
+        ({"memory": VectorStore(poolings=["x"])}, ["VectorStore(poolings=...)", "'x'"]),
+        ({"memory": VectorStore(dtype="int8")}, ["VectorStore(dtype=...)", "int8"]),
         ({"missing": "drop"}, ["missing"]),
         ({"memory": 3}, ["memory"]),
         ({"model": 3}, ["model"]),
@@ -316,14 +319,14 @@ def test_cold_and_warm_give_the_same_bits(model, memory, texts):
     ("options", "layers", "poolings"),
     [
         ({}, 4, 6),
-        ({"store_layers": "requested"}, 1, 1),
-        ({"store_layers": [0, 0.5]}, 3, 6),  # and the requested one
-        ({"store_poolings": "requested"}, 4, 1),
-        ({"store_poolings": ["mean", "max"]}, 4, 2),
+        ({"layers": "requested"}, 1, 1),
+        ({"layers": [0, 0.5]}, 3, 6),  # and the requested one
+        ({"poolings": "requested"}, 4, 1),
+        ({"poolings": ["mean", "max"]}, 4, 2),
     ],
 )
 def test_what_is_stored(model, texts, options, layers, poolings):
-    embedder = LLMLayerEmbedder(model, **options)
+    embedder = LLMLayerEmbedder(model, memory=VectorStore(**options))
     embedder.fit_transform(texts)
     (info,) = embedder.store_.info()["models"]
     assert (len(info["layers"]), len(info["poolings"])) == (layers, poolings)
@@ -334,12 +337,17 @@ CHANGES = {
     "prompt": lambda m: {"prompt": "a "},
     "max_length": lambda m: {"max_length": 5},
     "dtype": lambda m: {"dtype": "float64"},
-    "store_dtype": lambda m: {"store_dtype": "float32"},
-    "attention": lambda m: {"attn_implementation": "eager"},
+    "store dtype": lambda m: {"store": {"dtype": "float32"}},
+    "attention": lambda m: {"model_kwargs": {"attn_implementation": "eager"}},
     "one weight": lambda m: _change_weight(m),
     "tokenizer": lambda m: _change_tokenizer(m),
     "another folder of that name": lambda m: _replace(m),
 }
+
+
+def in_store(memory: object, store: dict | None = None, **options: object) -> dict:
+    """Options of an embedder, those in `store` being the store's."""
+    return {"memory": VectorStore(memory, **store or {}), **options}
 
 
 def _change_weight(model: str) -> dict:
@@ -371,9 +379,9 @@ def test_what_changes_a_vector_never_returns_an_old_one(model, memory, texts, na
     CountingEmbedder(model, memory=memory).fit_transform(texts)
     read_log(model)
     options = CHANGES[name](model)
-    made = CountingEmbedder(model, memory=memory, **options).fit_transform(texts)
+    made = CountingEmbedder(model, **in_store(memory, **options)).fit_transform(texts)
     assert read_log(model) == (1, len(texts))
-    fresh = LLMLayerEmbedder(model, memory=str(memory) + "-fresh", **options)
+    fresh = LLMLayerEmbedder(model, **in_store(str(memory) + "-fresh", **options))
     np.testing.assert_allclose(made, fresh.fit_transform(texts), atol=1e-3)
 
 
@@ -396,7 +404,8 @@ def test_a_copy_under_another_name_is_the_same_model(model, memory, texts, tmp_p
         {"missing": "empty"},
         {"normalize": True},
         {"dtype": torch.float32},
-        {"store_layers": "requested"},
+        {"store": {"layers": "requested"}},
+        {"model_kwargs": {}},
         {"prompt": ""},
         {"layer": 1, "pooling": "max"},
     ],
@@ -404,18 +413,23 @@ def test_a_copy_under_another_name_is_the_same_model(model, memory, texts, tmp_p
 def test_what_changes_no_vector_computes_nothing(model, memory, texts, options):
     CountingEmbedder(model, memory=memory).fit_transform(texts)
     read_log(model)
-    CountingEmbedder(model, memory=memory, **options).fit_transform(texts)
+    CountingEmbedder(model, **in_store(memory, **options)).fit_transform(texts)
     assert read_log(model) == (0, 0)
 
 
-def test_revision_of_a_hub_model(tmp_path, memory, texts):
-    """Two commits of one id in the hub's cache, in a process that is offline."""
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    """Two commits of one id in the hub's cache."""
     repo = tmp_path / "hub" / "models--some--model"
     for name, seed in (("a" * 40, 0), ("b" * 40, 1)):
         tiny.save_folder(repo / "snapshots" / name, seed=seed)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("a" * 40)
     (repo / "refs" / "next").write_text("b" * 40)
+    return repo
+
+
+def test_revision_of_a_hub_model(tmp_path, memory, texts, repo):
     code = f"""
 import json
 from skfusion import LLMLayerEmbedder
@@ -431,6 +445,42 @@ print(json.dumps(made))
     assert made["next"][0] != made["main"][0] and made["next"][1] != made["main"][1]
     X = LLMLayerEmbedder(repo / "snapshots" / ("b" * 40)).fit_transform(["good"])
     np.testing.assert_allclose(X[0], made["next"][1], atol=1e-6)
+
+
+def test_a_fitted_hub_model_stays_at_its_commit(tmp_path, repo):
+    env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    path = str(tmp_path / "fitted.pickle")
+    code = f"""
+import joblib
+from skfusion import LLMLayerEmbedder
+joblib.dump(LLMLayerEmbedder("some/model", memory={str(tmp_path / "s")!r}).fit(["a"]), {path!r})
+"""
+    run_python(code, **env)
+    (repo / "refs" / "main").write_text("b" * 40)
+    code = f"import joblib; print(joblib.load({path!r}).transform(['good'])[0].tolist())"
+    made = json.loads(run_python(code, **env))
+    X = LLMLayerEmbedder(repo / "snapshots" / ("a" * 40)).fit_transform(["good"])
+    np.testing.assert_allclose(X[0], made, atol=1e-6)
+
+
+def test_a_fitted_state_says_neither_what_is_opened_nor_where_is_written(
+    model, memory, texts, tmp_path
+):
+    embedder = LLMLayerEmbedder(model, memory=memory)
+    X = embedder.fit_transform(texts)
+    assert "store_" not in embedder.__getstate__()
+    folder = embedder.store_._folder()
+    forged = dataclasses.replace(embedder._spec, identity=f"folder:../../{tmp_path}", model="/x")
+    embedder._spec = forged
+    assert embedder.store_._folder().parent == folder.parent == embedder.store_._root()
+    with pytest.raises(ValueError, match="changed since fit"):
+        embedder.transform(texts)
+    # What is opened are the parameters: a folder of the same content will do wherever it is.
+    moved = LLMLayerEmbedder(model, memory=tmp_path / "other").fit(texts)
+    moved.set_params(model=shutil.move(model, tmp_path / "moved"))
+    np.testing.assert_array_equal(moved.transform(texts), X)
+    moved.set_params(memory=tmp_path / "third")
+    assert moved.store_.info()["n_texts"] == 0
 
 
 def test_a_folder_that_changes_between_fit_and_transform(model, texts):
@@ -517,6 +567,67 @@ def test_a_pass_that_stops_half_way_resumes(model, memory, monkeypatch):
     assert len(texts) <= before + after <= len(texts) + 40  # the interrupted batch, once more
 
 
+# --- arguments for from_pretrained ----------------------------------------------------------
+
+
+class FourBits:
+    """Like a quantisation config: it can say in plain values what it is."""
+
+    def to_dict(self) -> dict:
+        return {"bits": 4, "dtype": torch.float16, "skip": ("lm_head",)}
+
+
+def test_model_kwargs_reach_the_model(model):
+    for attention in ("eager", "sdpa"):
+        embedder = LLMLayerEmbedder(model, model_kwargs={"attn_implementation": attention})
+        body = embedder.fit(["a"])._load().model
+        assert body.config._attn_implementation == attention
+    assert clone(embedder).model_kwargs == {"attn_implementation": "sdpa"}
+    embedder.set_params(model_kwargs=None)
+    with pytest.raises(ValueError, match="changed since fit"):
+        embedder.transform(["b"])
+
+
+def test_the_fingerprint_of_model_kwargs_is_the_same_in_every_process(folder):
+    code = f"""
+import torch
+from skfusion import LLMLayerEmbedder
+{inspect.getsource(FourBits)}
+kwargs = {{"quantization_config": FourBits(), "attn_implementation": "eager"}}
+e = LLMLayerEmbedder({folder()!r}, model_kwargs=kwargs).fit(["a"])
+print(e.store_._fingerprint)
+"""
+    kwargs = {"attn_implementation": "eager", "quantization_config": FourBits()}
+    own = LLMLayerEmbedder(folder(), model_kwargs=kwargs).fit(["a"])
+    assert run_python(code).strip() == own.store_._fingerprint
+    other = LLMLayerEmbedder(folder(), model_kwargs={"attn_implementation": "eager"}).fit(["a"])
+    assert other.store_._fingerprint != own.store_._fingerprint
+    json.dumps(own._spec.model_kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"torch_dtype": "float16"}, "'torch_dtype'.*the parameter dtype"),
+        ({"revision": "x"}, "the parameter revision"),
+        ({"trust_remote_code": True}, "the parameter trust_remote_code"),
+        ({"device_map": "auto"}, "the parameter device"),
+        ({"token": "secret"}, "HF_TOKEN"),
+        ({"weights_only": False}, "Backbone"),
+        ({"attn_implementation": "some/kernel"}, "runs code from the hub"),
+    ],
+)
+def test_model_kwargs_that_are_set_elsewhere_are_refused(folder, kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        LLMLayerEmbedder(folder(), model_kwargs=kwargs).fit(["a"])
+
+
+@pytest.mark.parametrize("value", [object(), FourBits, torch.zeros(1), {1: [print]}])
+def test_model_kwargs_without_a_stable_description_are_refused(folder, value):
+    with pytest.raises(TypeError, match=r"model_kwargs\['x'\].*to_dict"):
+        LLMLayerEmbedder(folder(), model_kwargs={"x": value}).fit(["a"])
+
+
 # --- errors in a pass -----------------------------------------------------------------------
 
 
@@ -581,7 +692,7 @@ def test_float16_states_of_a_long_text_do_not_overflow():
 def test_float16_store_says_what_does_not_fit():
     big = stub(lambda k, state, mask: state * 1e6)
     with pytest.raises(ValueError, match="stored as float16"):
-        LLMLayerEmbedder(big, store_dtype="float16").fit_transform(["abc"])
+        LLMLayerEmbedder(big, memory=VectorStore(dtype="float16")).fit_transform(["abc"])
     assert LLMLayerEmbedder(big).fit_transform(["abc"]).max() > 6e5
 
 
@@ -695,10 +806,10 @@ class TestBackbone:
         backbone = Backbone(tiny.make_model("bert"), tiny.make_tokenizer())
         embedder = LLMLayerEmbedder(backbone)
         X = embedder.fit_transform(texts)
-        identity = backbone.identity()
+        identity = backbone._identity()
         with torch.no_grad():
             backbone.model.encoder.layer[2].output.dense.bias[0] += 1
-        assert backbone.identity() != identity
+        assert backbone._identity() != identity
         with pytest.raises(ValueError, match="fit again"):
             embedder.transform(["something new"])
         assert np.abs(embedder.fit_transform(texts) - X).max() > 0.01
@@ -706,10 +817,10 @@ class TestBackbone:
     def test_a_changed_tokenizer_is_another_model(self):
         model = tiny.make_model("bert")
         one, two = (Backbone(model, tiny.make_tokenizer(ends=ends)) for ends in (True, False))
-        assert one.identity() != two.identity()
-        before = one.identity()
+        assert one._identity() != two._identity()
+        before = one._identity()
         one.tokenizer(["good film"], truncation=True, max_length=3, padding=True)
-        assert one.identity() == before
+        assert one._identity() == before
 
     def test_is_neither_moved_nor_cast(self):
         backbone = Backbone(tiny.make_model("bert"), tiny.make_tokenizer())
@@ -717,7 +828,7 @@ class TestBackbone:
         for options in (
             {"dtype": "float16"},
             {"device": "meta"},
-            {"attn_implementation": "eager"},
+            {"model_kwargs": {"attn_implementation": "eager"}},
         ):
             with pytest.raises(ValueError, match="Backbone"):
                 LLMLayerEmbedder(backbone, **options).fit(["a"])
@@ -753,9 +864,9 @@ def test_silence(folder, texts, capfd):
 def test_progress_bars(model, texts, capfd):
     LLMLayerEmbedder(model, verbose=1).fit_transform(texts)
     assert f"{len(texts)}/{len(texts)}" in capfd.readouterr().err
-    fresh = LLMLayerEmbedder(model, prompt="a ").warm(texts)
+    fresh = LLMLayerEmbedder(model, prompt="a ").precompute(texts)
     assert f"{len(texts)}/{len(texts)}" in capfd.readouterr().err
-    assert fresh.warm(texts, verbose=0).store_.info()["n_texts"] == len(texts)
+    assert fresh.precompute(texts, verbose=0).store_.info()["n_texts"] == len(texts)
     assert capfd.readouterr() == ("", "")
 
 

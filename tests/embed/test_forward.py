@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from _support.by_hand import by_hand
 from _support.doubles import StubModel, stub
 from _support.tiny import tiny_texts
 
-from skfusion import Backbone, LLMLayerEmbedder
+from skfusion import Backbone, LLMLayerEmbedder, VectorStore
 from skfusion.embed import loading
 from skfusion.embed.forward import ForwardPass, settle
 from skfusion.embed.pooling import POOLINGS
@@ -37,16 +38,17 @@ def states_by_hand(kind: str, ends: bool = True) -> list[list[np.ndarray]]:
     return made
 
 
-def embed(folder: str, **options: object) -> np.ndarray:
-    options = {"pooling": list(POOLINGS), "store_dtype": "float32", **options}
-    return LLMLayerEmbedder(folder, **options).fit_transform(TEXTS)
+def embed(folder: str, memory: Path, layers: str = "all", **options: object) -> np.ndarray:
+    memory = VectorStore(memory, layers=layers, dtype="float32")
+    options = {"pooling": list(POOLINGS), **options}
+    return LLMLayerEmbedder(folder, memory=memory, **options).fit_transform(TEXTS)
 
 
 @pytest.mark.parametrize("kind", tiny.HOOKED)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_every_pooling_equals_the_value_by_hand(folder, tmp_path, monkeypatch, kind, side, rows):
-    monkeypatch.setattr("skfusion.embed.encoding._Budget.choose", _fixed_rows(rows))
+    monkeypatch.setattr("skfusion.embed.forward.Budget.choose", _fixed_rows(rows))
     made = embed(folder(kind, side=side), layer=ALL_LAYERS, memory=tmp_path)
     expected = [
         np.concatenate([by_hand(name, state) for state in states for name in POOLINGS])
@@ -56,9 +58,9 @@ def test_every_pooling_equals_the_value_by_hand(folder, tmp_path, monkeypatch, k
 
 
 def _fixed_rows(rows: int) -> object:
-    from skfusion.embed.encoding import _Budget
+    from skfusion.embed.forward import Budget
 
-    return classmethod(lambda cls, backbone, batch_tokens: _Budget(10**6, rows))
+    return classmethod(lambda cls, backbone, batch_tokens: Budget(10**6, rows))
 
 
 @pytest.mark.parametrize("kind", tiny.MODELS)
@@ -66,7 +68,7 @@ def _fixed_rows(rows: int) -> object:
 @pytest.mark.parametrize("store_layers", ["all", "requested"])
 def test_layer_k_is_hidden_states_k(folder, tmp_path, kind, k, store_layers):
     path = folder(kind)
-    made = embed(path, layer=k, pooling="mean", memory=tmp_path, store_layers=store_layers)
+    made = embed(path, layer=k, pooling="mean", memory=tmp_path, layers=store_layers)
     expected = [by_hand("mean", states[k]) for states in states_by_hand(kind)]
     np.testing.assert_allclose(made, expected, atol=1e-5)
     again = embed(path, layer=k - tiny.DEPTH - 1, pooling="mean", memory=tmp_path)
@@ -86,10 +88,10 @@ def test_wrong_ways_would_be_seen():
 def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, runs):
     loading.release()
     embedder = LLMLayerEmbedder(
-        folder(kind), layer=layer, store_layers="requested", memory=tmp_path
+        folder(kind), layer=layer, memory=VectorStore(tmp_path, layers="requested")
     ).fit(TEXTS)
     ran = []
-    blocks, certain = embedder._load().blocks()
+    blocks, certain = embedder._load()._blocks()
     assert certain
     handles = [
         b.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, b in enumerate(blocks)
@@ -104,18 +106,18 @@ def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, 
 def test_models_without_usable_blocks_fall_back(kind):
     backbone = Backbone(tiny.make_model(kind), tiny.make_tokenizer())
     with ForwardPass(backbone, [(1, "mean")]) as run:
-        run(*backbone.batch([[5, 6]]))
-    assert backbone.hooks_agree is False
+        run(*backbone._batch([[5, 6]]))
+    assert backbone._hooks_agree is False
 
 
 def test_mpnet_declares_no_blocks_but_they_are_found_to_agree():
     backbone = Backbone(tiny.make_model("mpnet"), tiny.make_tokenizer())
-    assert backbone.blocks()[1] is False
+    assert backbone._blocks()[1] is False
     rows = [[5, 6, 7], [8], [9, 10]]
     with ForwardPass(backbone, [(1, "mean"), (3, "last")]) as run:
-        made = run(*backbone.batch(rows))
-        assert backbone.hooks_agree
-        again = run(*backbone.batch(rows))
+        made = run(*backbone._batch(rows))
+        assert backbone._hooks_agree
+        again = run(*backbone._batch(rows))
     torch.testing.assert_close(made, again)
 
 
@@ -127,20 +129,20 @@ def test_the_comparing_pass_runs_no_text_twice():
         lambda m, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     with ForwardPass(backbone, [(1, "mean")]) as run:
-        run(*backbone.batch([[5, 6, 7], [8], [9, 10]]))
+        run(*backbone._batch([[5, 6, 7], [8], [9, 10]]))
     assert rows == [1, 2]
 
 
 def test_blocks_that_do_not_give_the_hidden_states_are_not_used():
     model = tiny.make_model("llama")
     backbone = Backbone(model, tiny.make_tokenizer())
-    backbone.blocks = lambda: (list(model.layers)[::-1], False)  # found, but not what they seem
-    batch = backbone.batch([[5, 6], [7]])
+    backbone._blocks = lambda: (list(model.layers)[::-1], False)  # found, but not what they seem
+    batch = backbone._batch([[5, 6], [7]])
     with ForwardPass(backbone, [(1, "first")]) as run:
         made = run(*batch)
-    expected = backbone.run(*batch, all_states=True).hidden_states[1][:, 0]
+    expected = backbone._run(*batch, all_states=True).hidden_states[1][:, 0]
     torch.testing.assert_close(made, expected)
-    assert backbone.hooks_agree is False
+    assert backbone._hooks_agree is False
 
 
 def test_hooks_are_gone_after_a_pass_that_fails(folder):
@@ -149,7 +151,7 @@ def test_hooks_are_gone_after_a_pass_that_fails(folder):
     with pytest.raises(RuntimeError, match="stop"), ForwardPass(backbone, [(1, "mean")]):
         raise RuntimeError("stop")
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.layers)
-    assert backbone.lock.acquire(blocking=False)
+    assert backbone._lock.acquire(blocking=False)
 
 
 def test_states_of_two_blocks_are_never_alive_together():
@@ -165,9 +167,9 @@ def test_states_of_two_blocks_are_never_alive_together():
 
     with ForwardPass(backbone, [(k, p) for k in ALL_LAYERS for p in POOLINGS]) as run:
         handles = [layer.register_forward_hook(watch) for layer in model.layers]
-        run(*backbone.batch([[5, 6, 7], [8]]))
+        run(*backbone._batch([[5, 6, 7], [8]]))
     assert alive == [0] * tiny.DEPTH
-    backbone.run(*backbone.batch([[5, 6, 7], [8]]), all_states=True)
+    backbone._run(*backbone._batch([[5, 6, 7], [8]]), all_states=True)
     assert max(alive) > 0  # it would have been seen
     for handle in handles:
         handle.remove()
@@ -181,7 +183,7 @@ def test_a_model_with_other_layers_than_its_config_says():
         pytest.raises(ValueError, match=r"4 hidden states, .* 2 layers"),
         ForwardPass(backbone, [(1, "mean")]) as run,
     ):
-        run(*backbone.batch([[1]]))
+        run(*backbone._batch([[1]]))
 
 
 def test_a_model_that_gives_no_hidden_states():
@@ -189,12 +191,12 @@ def test_a_model_that_gives_no_hidden_states():
     backbone.model.forward = lambda **_: SimpleNamespace(
         last_hidden_state=None, hidden_states=None
     )
-    backbone.hooks_agree = False
+    backbone._hooks_agree = False
     with (
         pytest.raises(ValueError, match="returns no hidden_states"),
         ForwardPass(backbone, [(1, "mean")]) as run,
     ):
-        run(*backbone.batch([[1]]))
+        run(*backbone._batch([[1]]))
 
 
 def test_layers_of_another_width_are_refused():
@@ -202,7 +204,8 @@ def test_layers_of_another_width_are_refused():
     embedder = LLMLayerEmbedder(narrow)
     with pytest.raises(ValueError, match=r"Layer 1 .* 2 values, the others of 4"):
         embedder.fit_transform(["abc"])
-    kept = LLMLayerEmbedder(narrow, store_layers="requested").fit_transform(["abc"])
+    requested = VectorStore(layers="requested")
+    kept = LLMLayerEmbedder(narrow, memory=requested).fit_transform(["abc"])
     assert kept.shape == (1, 4)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from _support.realdata import fetched, macro_f1, vectors
 
-from skfusion import LLMLayerEmbedder
+from skfusion import LLMLayerEmbedder, VectorStore
+from skfusion.embed.loading import resolve
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("users_cache")]
 
@@ -44,12 +45,12 @@ def test_the_two_last_layers_together(rotten_tomatoes, real_store):
 
 def test_a_gguf_file_is_converted_once_and_equals_its_conversion(capfd):
     path = fetched("smollm2-135m")
-    embedder = LLMLayerEmbedder(path, store_dtype="float32", layer=[15, -1])
+    memory = VectorStore(dtype="float32")
+    embedder = LLMLayerEmbedder(path, memory=memory, layer=[15, -1])
     X = embedder.fit_transform(["", "A short text.", "Another text, a little longer."])
     assert capfd.readouterr() == ("", "")
     assert np.isfinite(X).all() and embedder.n_layers_ == 30 and embedder.hidden_size_ == 576
-    converted = embedder._spec.source.location
-    Y = LLMLayerEmbedder(converted, store_dtype="float32", layer=[15, -1])
+    Y = LLMLayerEmbedder(resolve(path).location, memory=memory, layer=[15, -1])
     np.testing.assert_allclose(
         Y.fit_transform(["", "A short text.", "Another text, a little longer."]), X, rtol=1e-4
     )
