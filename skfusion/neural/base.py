@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: reading, training and asking the network."""
+"""What the classifier and the regressor share: reading, training and predicting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .training import CHUNK, HeadNet
 
 
 class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
-    """Blocks in, a trained network, its outputs out; see the two estimators."""
+    """A network over embedding blocks; see the two estimators."""
 
     _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
         "operator": [str],
@@ -105,7 +105,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         self.random_state = random_state
         self.verbose = verbose
 
-    # --- what a kind of target adds ------------------------------------------------------------
+    # --- what the two estimators add -----------------------------------------------------------
 
     @abstractmethod
     def _read_targets(self, y: Any, *, reset: bool) -> Targets:
@@ -127,7 +127,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
 
     @property
     def loss_curve_(self) -> list[float]:
-        """Return the training loss of each epoch."""
+        """Return the mean training loss of each epoch."""
         return [epoch["train_loss"] for epoch in self.net_.history if "train_loss" in epoch]
 
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
@@ -157,7 +157,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         *,
         merge: bool,
     ) -> Training:
-        """Read the training rows, and set all fitted attributes but those of the network."""
+        """Read the training rows and set all fitted attributes but those of the network."""
         rows, kind = self._read_rows(X, y, sample_weight, reset=known is None, merge=merge)
         architecture = self._architecture(rows.target.shape[1])
         if known is not None and architecture != known.architecture:
@@ -191,7 +191,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         reset: bool,
         merge: bool,
     ) -> tuple[Rows, Kind]:
-        """Read training rows, scale them and move them to the device; and their targets' kind."""
+        """Return the training rows, scaled and on the device, and the kind of their targets."""
         require_y(y, self)
         blocks = read_present_blocks(self, X, reset=reset)
         targets = self._read_targets(y, reset=reset)
@@ -278,10 +278,10 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
                 gates = net.module_.gates_of(rows.X)
             self.gates_ = (rows.weights @ gates / len(gates)).cpu().numpy()
 
-    # --- asking the network --------------------------------------------------------------------
+    # --- predicting ----------------------------------------------------------------------------
 
     def _outputs(self, X: ArrayLike, function: Any = FusionNet.forward) -> NDArray[np.float64]:
-        """Return what a function of the network gives for rows, in double precision."""
+        """Return a function of the network, its logits by default, in double precision."""
         check_is_fitted(self)
         blocks = read_present_blocks(self, X, reset=False)
         net, dtype = self.net_.module_, self.dtype

@@ -1,4 +1,4 @@
-"""The loss to train to: penalised regression, its strength cross-validated.
+"""The training loss to stop at: that of penalised regression, its strength cross-validated.
 
 The objective over the rows (weights w_i, which add up to N) is
 
