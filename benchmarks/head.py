@@ -9,9 +9,6 @@ cross-validation: macro-F1, and seconds of one fit. Peers get standardised vecto
 - plain skorch: the paper's layers and recipe (Adam, lr 1e-4, batches of 1,024, 120 epochs) in a
   `NeuralNetClassifier`;
 - logistic regression, C by 3-fold cross-validation over nine values, for macro-F1.
-
-Then all nine operators of the paper are trained on five folds of a small set, one by one and with
-`fit_many`.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from _common import (
     threads,
 )
 from numpy.typing import NDArray
-from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, RepeatedStratifiedKFold, StratifiedKFold
@@ -44,13 +40,11 @@ from skorch import NeuralNetClassifier
 from torch import nn
 
 from skfusion import (
-    PAPER_OPERATORS,
     EmbedderUnion,
     EmbeddingBlocks,
     FusionMLPClassifier,
     LLMLayerEmbedder,
     VectorStore,
-    fit_many,
 )
 
 DATA_SETS = [
@@ -156,24 +150,6 @@ def compare(
     )
 
 
-def compare_many(X: EmbeddingBlocks, y: NDArray[Any]) -> tuple[float, float, float]:
-    """Give seconds of `fit_many` and of one by one, and how far probabilities differ at most."""
-    folds = [train for train, _ in StratifiedKFold(5).split(y, y)]
-    heads = [FusionMLPClassifier(**setting, random_state=0) for setting in PAPER_OPERATORS]
-    start = time.perf_counter()
-    together = fit_many(heads, X, y, folds)
-    seconds = time.perf_counter() - start
-    start = time.perf_counter()
-    apart = [[clone(head).fit(X[fold], y[fold]) for fold in folds] for head in heads]
-    one_by_one = time.perf_counter() - start
-    differences = [
-        np.abs(a.predict_proba(X) - b.predict_proba(X)).max()
-        for row, other in zip(together, apart, strict=True)
-        for a, b in zip(row, other, strict=True)
-    ]
-    return seconds, one_by_one, float(max(differences))
-
-
 def main() -> None:
     """Print the tables and write the figures."""
     args = parse_arguments(
@@ -191,7 +167,6 @@ def main() -> None:
             X, y = embed(name, n_rows)
             scores[name], seconds[name] = compare(X, y, repeats)
             sizes[name] = len(y)
-        many, apart, difference = compare_many(*embed(names[0], 200))
     peers = [name for name in contenders() if name != AUTO]
     short = {name: name.replace("legalbench_", "lb_")[:24] for name in names}
     for title, table in (("macro-F1", scores), ("seconds of a fit", seconds)):
@@ -205,8 +180,6 @@ def main() -> None:
             ["data set", "rows", AUTO, *peers],
             [*rows, ["mean", "", *means]],
         )
-    print(f"\nfit_many: {many:.1f} s, one by one {apart:.1f} s; probabilities differ by at most")
-    print(f"{difference:.1e} (float32)")
     behind = [scores[n][AUTO] - max(scores[n][peer] for peer in peers) for n in names]
     mean_of = {c: np.mean([scores[n][c] for n in names]) for c in (AUTO, *peers)}
     ratios = [seconds[n]["plain skorch"] / seconds[n][AUTO] for n in names]
@@ -215,8 +188,6 @@ def main() -> None:
         "auto_minus_best_mean": float(mean_of[AUTO] - max(mean_of[peer] for peer in peers)),
         "speedup_vs_skorch_small": min(ratios),
         "speedup_vs_skorch_small_median": float(np.median(ratios)),
-        "fit_many_speedup": apart / many,
-        "fit_many_difference": difference,
     }
     finish(figures, args.json)
 

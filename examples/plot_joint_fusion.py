@@ -35,7 +35,6 @@ from skfusion import (
     EmbeddingBlocks,
     FusionMLPClassifier,
     LLMLayerEmbedder,
-    fit_many,
 )
 
 NAMES = {"minilm": "MiniLM", "smol": "SmolLM2"}
@@ -64,24 +63,22 @@ def build_embedder(memory: Path) -> EmbedderUnion:
 
 
 # %%
-# Nine operators at once
-# ----------------------
-# `fit_many` trains candidates on all folds, networks of one shape as one. The results are those
-# of fitting one by one. One model alone is a block alone.
+# Nine operators
+# --------------
+# Each is trained and scored on the same folds. One model alone is a block alone.
 
 
 def cross_validate(
     heads: Sequence[FusionMLPClassifier], X: EmbeddingBlocks, y: np.ndarray, folds: Folds
 ) -> np.ndarray:
     """Return the macro-F1 of each head on each fold."""
-    fitted = fit_many(heads, X, y, [train for train, _ in folds])
     return np.array(
         [
             [
-                f1_score(y[test], head.predict(X[test]), average="macro")
-                for head, (_, test) in zip(row, folds, strict=True)
+                f1_score(y[test], head.fit(X[train], y[train]).predict(X[test]), average="macro")
+                for train, test in folds
             ]
-            for row in fitted
+            for head in heads
         ]
     )
 
@@ -108,14 +105,14 @@ def compare(X: EmbeddingBlocks, y: np.ndarray, folds: Folds) -> dict[str, np.nda
 # %%
 # Gates, and doing without a model
 # --------------------------------
-# ``operator="gated"`` weights the models for each text anew. With `view_dropout`, a model is now
+# ``operator="gated"`` weights the models for each text anew. With `block_dropout`, a model is now
 # and then left out in training, so that the network can do without it later: hand it the other
 # blocks only. The pipeline is that of any classifier.
 
 
 def build_pipeline(embed: EmbedderUnion) -> Pipeline:
     """Return embedding and the network, which fuses by gates."""
-    head = FusionMLPClassifier("gated", view_dropout=0.3, **SMALLER)
+    head = FusionMLPClassifier("gated", block_dropout=0.3, **SMALLER)
     return Pipeline([("embed", embed), ("clf", head)])
 
 

@@ -11,7 +11,6 @@ from .fusion.transformer import FusionTransformer
 from .inspection.cost import ModelCost, measure_costs
 from .linear.layer_scores import LayerScores, layer_scores
 from .neural.classifier import FusionMLPClassifier
-from .neural.many import fit_many
 from .neural.regressor import FusionMLPRegressor
 from .saving.folder import load, save
 from .selection.optuna_search import OptunaSearchCV
@@ -38,7 +37,6 @@ __all__ = [
     "TruncationWarning",
     "VectorStore",
     "__version__",
-    "fit_many",
     "fusion_grid",
     "fusion_space",
     "layer_scores",

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: reading, training and asking the network."""
+"""What the classifier and the regressor share: reading, training and predicting."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
-from .._targets import Targets, require_y
+from .._targets import Kind, Targets, require_y
 from ..fusion.registry import OwnOperatorsMixin, find_operator, uses_own_operators
 from ..linear.scaling import fit_scaler
-from .callbacks import own_callbacks
-from .inputs import Blocks, mix_groups, read_input, scale
-from .losses import LOSS_OF
+from .data import Rows, balance, merge_rows, mix_groups, read_present_blocks
 from .modules import Architecture, FusionNet
-from .rows import Rows, balance, merge_rows
-from .solvers import Recipe, Task, solve
-from .training import CHUNK, HeadNet, Job, Trained, make_net, train_one
+from .solvers import Training
+from .training import CHUNK, HeadNet
 
 
 class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
-    """Blocks in, a trained network, its outputs out; see the two estimators."""
+    """A network over embedding blocks; see the two estimators."""
 
     _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
         "operator": [str],
@@ -50,7 +47,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "scale": [StrOptions({"standard", "l2"}), None],
-        "view_dropout": [Interval(Real, 0, 1, closed="left")],
+        "block_dropout": [Interval(Real, 0, 1, closed="left")],
         "device": [str, torch.device, None],
         "dtype": [StrOptions({"float32", "float64"})],
         "callbacks": [list, None],
@@ -58,6 +55,8 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         "random_state": ["random_state"],
         "verbose": ["verbose"],
     }
+    net_: HeadNet
+    n_iter_: int
 
     @abstractmethod
     def __init__(
@@ -76,7 +75,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         early_stopping: bool | str,
         validation_fraction: float,
         scale: str | None,
-        view_dropout: float,
+        block_dropout: float,
         device: str | torch.device | None,
         dtype: str,
         callbacks: list[Any] | None,
@@ -98,7 +97,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.scale = scale
-        self.view_dropout = view_dropout
+        self.block_dropout = block_dropout
         self.device = device
         self.dtype = dtype
         self.callbacks = callbacks
@@ -106,7 +105,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         self.random_state = random_state
         self.verbose = verbose
 
-    # --- what a kind of target adds ------------------------------------------------------------
+    # --- what the two estimators add -----------------------------------------------------------
 
     @abstractmethod
     def _read_targets(self, y: Any, *, reset: bool) -> Targets:
@@ -115,40 +114,75 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
     def _class_factors(
         self, targets: Targets, y: Any, counts: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Give what the weight of each row is multiplied by for its class."""
+        """Return what the weight of each row is multiplied by for its class."""
         return np.ones(len(counts))
 
     @abstractmethod
-    def _settle(
+    def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool
     ) -> NDArray[np.float64]:
-        """Turn targets of the rows that are trained on into what the network is to give."""
+        """Return what the network is to predict; with `reset`, learn how from these rows."""
 
     # --- training ------------------------------------------------------------------------------
 
+    @property
+    def loss_curve_(self) -> list[float]:
+        """Return the mean training loss of each epoch."""
+        return [epoch["train_loss"] for epoch in self.net_.history if "train_loss" in epoch]
+
     @uses_own_operators
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
-        def train(jobs: Sequence[Job]) -> list[Trained]:
-            return [train_one(job, own_callbacks(self, job)) for job in jobs]
+        known = self.net_.module_ if self.warm_start and hasattr(self, "net_") else None
+        training = self._prepare(X, y, sample_weight, known, merge=self.solver == "auto")
+        net, losses = training.solve()
+        self._keep(net, losses, training.rows)
 
-        task = self._make_task(X, y, sample_weight)
-        self._keep(task, solve([task], train)[0])
+    @uses_own_operators
+    def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
+        if not hasattr(self, "net_"):
+            training = self._prepare(X, y, sample_weight, None, merge=False)
+            rows, seed = training.rows, training.seed
+            self._keep(training.untrained(), [], rows)
+        else:
+            rows, _ = self._read_rows(X, y, sample_weight, reset=False, merge=False)
+            seed = self._draw_seed()
+        self.net_.iterator_train__seed = seed + self.n_iter_
+        self.net_.partial_fit(rows, epochs=1)
+        self.n_iter_ = len(self.net_.history)
 
-    def _make_task(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Task:
-        """Read what `fit` was given and set all fitted attributes but those of the network."""
-        going_on = self.warm_start and hasattr(self, "net_")
-        rows, kind = self._read_rows(X, y, sample_weight, reset=not going_on)
+    def _prepare(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        known: FusionNet | None,
+        *,
+        merge: bool,
+    ) -> Training:
+        """Read the training rows and set all fitted attributes but those of the network."""
+        rows, kind = self._read_rows(X, y, sample_weight, reset=known is None, merge=merge)
         architecture = self._architecture(rows.target.shape[1])
-        start = None
-        if going_on:
-            known = self.net_.module_.architecture
-            if architecture != known:
-                raise ValueError(
-                    f"warm_start=True goes on with the network of the last fit, but its shape "
-                    f"would change from {known} to {architecture}. Use warm_start=False."
-                )
-            start = self.net_.module_.state_dict()
-        return Task(architecture, kind, rows, self._recipe(), self._draw_seed(), start)
+        if known is not None and architecture != known.architecture:
+            raise ValueError(
+                f"warm_start=True goes on with the network of the last fit, but its shape would "
+                f"change from {known.architecture} to {architecture}. Use warm_start=False."
+            )
+        return Training(
+            architecture=architecture,
+            kind=kind,
+            rows=rows,
+            seed=self._draw_seed(),
+            start=None if known is None else known.state_dict(),
+            solver=self.solver,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            max_epochs=self.max_epochs,
+            early_stopping=self.early_stopping,
+            validation_fraction=self.validation_fraction,
+            callbacks=self.callbacks or [],
+            verbose=self.verbose,
+        )
 
     def _read_rows(
         self,
@@ -157,59 +191,54 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         sample_weight: ArrayLike | None,
         *,
         reset: bool,
-        merge: bool = True,
-    ) -> tuple[Rows, str]:
-        """Read training rows, scaled, and the kind of their targets."""
+        merge: bool,
+    ) -> tuple[Rows, Kind]:
+        """Return the training rows, scaled and on the device, and the kind of their targets."""
         require_y(y, self)
-        blocks = read_input(self, X, reset=reset)
+        blocks = read_present_blocks(self, X, reset=reset)
         targets = self._read_targets(y, reset=reset)
-        check_consistent_length(next(iter(blocks.arrays.values())), targets.matrix)
+        check_consistent_length(next(iter(blocks.values())), targets.matrix)
         counts = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         factors = self._class_factors(targets, y, counts)
         counts = np.where(factors > 0, counts, 0.0)
         chosen = np.flatnonzero(counts)
-        if merge and self.solver == "auto":
-            chosen, counts = merge_rows([*blocks.arrays.values(), targets.matrix], counts)
+        if merge:
+            chosen, counts = merge_rows([*blocks.values(), targets.matrix], counts)
         else:
             counts = counts[chosen]
         if not len(chosen):
             raise ValueError("All rows have weight 0. Give some of them a sample_weight above 0.")
-        blocks = Blocks({name: block[chosen] for name, block in blocks.arrays.items()})
-        rows = self._to_rows(blocks, targets.take(chosen), counts, factors[chosen], reset=reset)
-        return rows, LOSS_OF[targets.kind]
-
-    def _to_rows(
-        self,
-        blocks: Blocks,
-        targets: Targets,
-        counts: NDArray[np.float64],
-        factors: NDArray[np.float64],
-        *,
-        reset: bool,
-    ) -> Rows:
-        """Scale the rows that are trained on and move them to the device."""
+        blocks = {name: block[chosen] for name, block in blocks.items()}
+        targets, factors = targets.take(chosen), factors[chosen]
         weights = counts * factors
         if reset:
             how = self.scale if self.solver == "auto" else None
             self.scalers_ = {
-                name: fit_scaler(block, how, weights) for name, block in blocks.arrays.items()
+                name: fit_scaler(block, how, weights) for name, block in blocks.items()
             }
-        # Classes count the same where the user has not said otherwise.
-        has_said = isinstance(getattr(self, "class_weight", None), Mapping)
-        asked = factors if has_said else np.ones(len(factors))
-        X, target, row_weights, balanced = (
-            self._to_tensor(array.astype(self.dtype, copy=False))
+        if not isinstance(getattr(self, "class_weight", None), Mapping):
+            # In the loss that says when to stop classes count the same, unless a dict says more.
+            factors = np.ones(len(factors))
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        scaled, target, weights, balanced = (
+            torch.from_numpy(array.astype(self.dtype, copy=False)).to(device)
             for array in (
-                scale(blocks, self.scalers_, self.block_indices_, self.dtype),
-                self._settle(targets.matrix, weights, reset=reset),
+                self._scale(blocks, self.dtype),
+                self._transform_targets(targets.matrix, weights, reset=reset),
                 weights / weights.mean(),
-                balance(counts, targets.codes, asked),
+                balance(counts, targets.codes, factors),
             )
         )
-        return Rows(X, target, row_weights, balanced, self._to_tensor(targets.codes))
+        codes = torch.from_numpy(targets.codes).to(device)
+        return Rows(scaled, target, weights, balanced, codes), targets.kind
 
-    def _to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device or _best_device())
+    def _scale(self, blocks: Mapping[str, NDArray[Any]], dtype: str) -> NDArray[Any]:
+        """Return scaled blocks side by side; a missing one is zeros, its mean in training."""
+        n_rows = len(next(iter(blocks.values())))
+        joined = np.zeros((n_rows, self.n_features_in_), dtype=dtype)
+        for name, block in blocks.items():
+            joined[:, self.block_indices_[name]] = self.scalers_[name](block)
+        return joined
 
     def _architecture(self, n_outputs: int) -> Architecture:
         widths = [cut.stop - cut.start for cut in self.block_indices_.values()]
@@ -235,81 +264,48 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
             n_components=self.n_components,
             hidden_layer_sizes=sizes,
             dropout=_dropouts(self.dropout, sizes),
-            view_dropout=float(self.view_dropout),
+            block_dropout=float(self.block_dropout),
             groups=tuple(map(tuple, groups)),
-        )
-
-    def _recipe(self) -> Recipe:
-        return Recipe(
-            solver=self.solver,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            batch_size=self.batch_size,
-            max_epochs=self.max_epochs,
-            early_stopping=self.early_stopping,
-            validation_fraction=self.validation_fraction,
         )
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 16))
 
-    def _keep(self, task: Task, trained: Trained) -> None:
-        self.net_: HeadNet = trained.net
-        self.n_epochs_ = len(trained.net.history)
-        self.stopping_losses_ = trained.progress.losses if trained.progress else []
+    def _keep(self, net: HeadNet, losses: list[float], rows: Rows) -> None:
+        self.net_ = net
+        self.n_iter_ = len(net.history)
+        self.validation_losses_ = losses
         if self.operator == "gated":
             with torch.no_grad():
-                gates = trained.net.module_.gates_of(task.rows.X)
-            self.gates_ = (task.rows.weights @ gates / len(gates)).cpu().numpy()
+                gates = net.module_.gates_of(rows.X)
+            self.gates_ = (rows.weights @ gates / len(gates)).cpu().numpy()
+
+    # --- predicting ----------------------------------------------------------------------------
 
     @uses_own_operators
-    def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
-        first = not hasattr(self, "net_")
-        rows, kind = self._read_rows(X, y, sample_weight, reset=first, merge=False)
-        seed = self._draw_seed()
-        if first:
-            task = Task(self._architecture(rows.target.shape[1]), kind, rows, self._recipe(), seed)
-            job = task.job(task.start_net(), rows, purpose=0)
-            net = make_net(job, own_callbacks(self, job))
-            self._keep(task, Trained(net, None))
-        self.net_.iterator_train__seed = seed + self.n_epochs_
-        self.net_.partial_fit(rows, epochs=1)
-        self.n_epochs_ = len(self.net_.history)
-
-    # --- asking the network --------------------------------------------------------------------
-
-    def _outputs(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the network's outputs (n_samples, n_outputs) in double precision."""
-        return self._ask(X, FusionNet.forward)
-
-    @uses_own_operators
-    def _ask(self, X: ArrayLike, function: Any) -> NDArray[Any]:
+    def _outputs(self, X: ArrayLike, function: Any = FusionNet.forward) -> NDArray[np.float64]:
+        """Return a function of the network, its logits by default, in double precision."""
         check_is_fitted(self)
-        blocks = read_input(self, X, reset=False)
+        blocks = read_present_blocks(self, X, reset=False)
         net, dtype = self.net_.module_, self.dtype
-        if net.shift.device.type == "cpu":
+        device = net.shift.device
+        if device.type == "cpu":
             # A row's outputs then do not depend on the rows beside it, up to double precision.
             net, dtype = copy.deepcopy(net).double(), "float64"
-        scaled = torch.from_numpy(scale(blocks, self.scalers_, self.block_indices_, dtype))
-        present = self._present(blocks, net)
+        scaled = torch.from_numpy(self._scale(blocks, dtype))
+        present, names = None, list(self.block_indices_)
+        if len(blocks) < len(names):
+            groups = net.architecture.groups
+            kept = [any(names[i] in blocks for i in group) for group in groups]
+            present = torch.tensor(kept).to(net.shift)
         with torch.no_grad():
-            parts = [
-                function(net, chunk.to(net.shift.device), present=present).cpu()
-                for chunk in torch.split(scaled, CHUNK)
-            ]
+            chunks = torch.split(scaled, CHUNK)
+            parts = [function(net, chunk.to(device), present=present).cpu() for chunk in chunks]
         outputs: NDArray[Any] = torch.cat(parts).double().numpy()
         return outputs
 
-    def _present(self, blocks: Blocks, net: FusionNet) -> torch.Tensor | None:
-        names = list(self.block_indices_)
-        if len(blocks.arrays) == len(names):
-            return None
-        return torch.tensor(
-            [any(names[i] in blocks.arrays for i in group) for group in net.architecture.groups]
-        ).to(net.shift)
-
     def compute_gates(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the weights that ``operator="gated"`` puts on the blocks of each row.
+        """Return the weights that ``operator="gated"`` puts on the blocks of each row.
 
         Parameters
         ----------
@@ -319,7 +315,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
         Returns
         -------
         ndarray of shape (n_samples, n_blocks)
-            Weights of the blocks; they add up to 1 in each row.
+            Weights of the blocks; they add up to 1 per row.
 
         Raises
         ------
@@ -332,11 +328,11 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # typ
                 f"operator={self.net_.module_.architecture.operator!r} has no gates. Use "
                 f"operator='gated'."
             )
-        return self._ask(X, FusionNet.gates_of)
+        return self._outputs(X, FusionNet.gates_of)
 
 
 def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple[float, ...]:
-    """Give the dropout behind each hidden layer."""
+    """Return the dropout behind each hidden layer."""
     rates = tuple(float(p) for p in np.atleast_1d(dropout))
     if np.ndim(dropout) == 0:
         rates *= len(sizes)
@@ -348,7 +344,3 @@ def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple
     if not all(n >= 1 for n in sizes):
         raise ValueError(f"hidden_layer_sizes={sizes} must be widths of at least 1.")
     return rates
-
-
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

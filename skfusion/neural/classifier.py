@@ -17,7 +17,6 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from .._targets import CLASSES, LABELS, Targets, read_targets
 from .base import BaseFusionMLP
-from .solvers import Task
 
 
 class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
@@ -74,7 +73,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
-    view_dropout : float, default=0.0
+    block_dropout : float, default=0.0
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
     device : str, torch.device or None, default=None
@@ -101,11 +100,13 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
     net_ : skorch.NeuralNet
         The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.history`` its training on
         all rows.
-    n_epochs_ : int
+    n_iter_ : int
         Number of epochs of that training.
-    stopping_losses_ : list of float
-        The losses, epoch by epoch, by which training was ended: of the held-out rows, or of all
-        rows without dropout. Empty where it was not ended by a loss.
+    loss_curve_ : list of float
+        Its mean training loss, with dropout, after each epoch.
+    validation_losses_ : list of float
+        The losses after each epoch that decided when to stop: of the held-out rows, or of all
+        rows without dropout. Empty where the number of epochs was given.
     gates_ : ndarray of shape (n_blocks,)
         Mean weight of each block over the training rows, with ``operator="gated"``; see
         `compute_gates`.
@@ -128,7 +129,6 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
     See Also
     --------
     FusionTransformer : Fuses without a network, for any classifier.
-    skfusion.neural.many.fit_many : Trains many of these at the same time.
 
     Notes
     -----
@@ -182,7 +182,6 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
 
     classes_: NDArray[Any]
     _known: NDArray[Any] | None
-
     _multilabel: bool
 
     def __init__(
@@ -204,7 +203,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         class_weight: Mapping[Any, float] | str | None = None,
         label_smoothing: float = 0.0,
         scale: str | None = "standard",
-        view_dropout: float = 0.0,
+        block_dropout: float = 0.0,
         device: str | torch.device | None = None,
         dtype: str = "float32",
         callbacks: list[Any] | None = None,
@@ -227,7 +226,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             scale=scale,
-            view_dropout=view_dropout,
+            block_dropout=block_dropout,
             device=device,
             dtype=dtype,
             callbacks=callbacks,
@@ -263,6 +262,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         ValueError, FloatingPointError
             See the class.
         """
+        self._known = None  # only partial_fit is told classes
         self._fit(X, y, sample_weight)
         return self
 
@@ -310,7 +310,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the logits of rows.
+        """Return the logits of rows.
 
         Parameters
         ----------
@@ -326,7 +326,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         return logits[:, 1] - logits[:, 0] if self._is_binary() else logits
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the probabilities of classes or labels.
+        """Return the probabilities of classes or labels.
 
         Parameters
         ----------
@@ -345,7 +345,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         return probabilities
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Give the likeliest class of rows, or the labels with a probability above a half.
+        """Return the likeliest class of rows, or the labels with a probability above a half.
 
         Parameters
         ----------
@@ -364,17 +364,13 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         return predicted
 
     def _logits(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the logits of all classes; of those that were not trained on -inf."""
+        """Return the logits of all classes; of those that were not trained on -inf."""
         outputs = self._outputs(X)
         if len(self._trained) == len(self.classes_):
             return outputs
         logits = np.full((len(outputs), len(self.classes_)), -np.inf)
         logits[:, self._trained] = outputs
         return logits
-
-    def _make_task(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Task:
-        self._known = None  # only partial_fit is told classes
-        return super()._make_task(X, y, sample_weight)
 
     def _is_binary(self) -> bool:
         return len(self.classes_) == 2 and not self._multilabel
@@ -409,7 +405,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
             factors = compute_sample_weight(self.class_weight, np.asarray(y))
         return factors
 
-    def _settle(
+    def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool
     ) -> NDArray[np.float64]:
         n = matrix.shape[1]

@@ -1,93 +1,89 @@
-"""The network: a projection a block, the operator, and the head on the fused vector."""
+"""The network: a projection for each block, the operator, a head on the fused vector; losses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from .._targets import Kind
 from ..fusion.operators import mean
 from ..fusion.registry import find_operator
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A loss of logits (..., n_outputs) against targets of the same shape."""
+
+    per_row: Callable[[Tensor, Tensor], Tensor]  # (logits, target) to the loss of each row
+    gradient: Callable[[Tensor, Tensor], Tensor]  # (logits, target) to that by the logits
+    curvature: float  # the largest second derivative in any direction
+
+
+def _cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    return -(torch.log_softmax(z, dim=-1) * y).sum(dim=-1)
+
+
+def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    # log(1 + e^z) - y z, which broadcasts; summed over the labels.
+    return (functional.softplus(z) - y * z).sum(dim=-1)
+
+
+def _half_squared_error(z: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * ((z - y) ** 2).sum(dim=-1)
+
+
+CROSS_ENTROPY = Loss(_cross_entropy, lambda z, y: torch.softmax(z, dim=-1) - y, 0.5)
+BINARY_CROSS_ENTROPY = Loss(_binary_cross_entropy, lambda z, y: torch.sigmoid(z) - y, 0.25)
+SQUARED_ERROR = Loss(_half_squared_error, lambda z, y: z - y, 1.0)
+#: The loss of each kind of targets.
+LOSSES: dict[Kind, Loss] = {
+    "binary": CROSS_ENTROPY,
+    "multiclass": CROSS_ENTROPY,
+    "multilabel-indicator": BINARY_CROSS_ENTROPY,
+    "continuous": SQUARED_ERROR,
+    "continuous-multioutput": SQUARED_ERROR,
+}
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """What decides the shapes of a `FusionNet`: nets of one architecture can be stacked.
+    """What decides the shapes of a `FusionNet`."""
 
-    Parameters
-    ----------
-    widths : tuple of int
-        Columns of each block, in the order of the input.
-    n_outputs : int
-        Logits, or predicted values.
-    operator : str
-        How the projected blocks become one vector.
-    residual : {False, "concat", "add"}
-        What is added to that vector.
-    n_components : int
-        The common width d.
-    hidden_layer_sizes : tuple of int
-        Widths of the head's hidden layers.
-    dropout : tuple of float
-        Dropout behind each of them.
-    view_dropout : float
-        Chance that a block is left out of a row in training.
-    groups : tuple of tuple of int
-        Blocks that are mixed into one first (layers of one model); a group of one stays itself.
-    """
-
-    widths: tuple[int, ...]
+    widths: tuple[int, ...]  # columns of each block, in the order of the input
     n_outputs: int
     operator: str = "concat"
     residual: bool | str = False
     n_components: int = 1024
     hidden_layer_sizes: tuple[int, ...] = (1024, 256)
-    dropout: tuple[float, ...] = (0.5, 0.3)
-    view_dropout: float = 0.0
+    dropout: tuple[float, ...] = (0.5, 0.3)  # behind each hidden layer
+    block_dropout: float = 0.0
+    #: Blocks that are mixed into one first (layers of one model); a group of one stays itself.
     groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def mixed_widths(self) -> list[int]:
-        """Columns of each block after mixing."""
+        """Return the columns of each block after mixing."""
         return [self.widths[group[0]] for group in self.groups]
 
     @property
     def fused_width(self) -> int:
-        """Columns of the fused vector."""
+        """Return the columns of the fused vector."""
         if self.operator == "concat":
             return sum(self.mixed_widths)
-        beside = sum(self.mixed_widths) if self.residual == "concat" else 0
-        return beside + self._operator_width()
-
-    def _operator_width(self) -> int:
-        d, n = self.n_components, len(self.groups)
-        if self.operator == "gated":
-            return d
-        # An operator of one's own may give any width: ask it.
-        return int(find_operator(self.operator)([torch.ones(1, d)] * n).shape[1])
-
-
-Masks = tuple[Tensor, ...]
+        d = self.n_components
+        if self.operator != "gated":
+            # A registered operator may return any width: ask it.
+            d = find_operator(self.operator)([torch.ones(1, d)] * len(self.groups)).shape[1]
+        return int(d) + (sum(self.mixed_widths) if self.residual == "concat" else 0)
 
 
 class FusionNet(nn.Module):
-    """Blocks side by side in, logits out.
-
-    It holds no random state: `draw_masks` gives those of a training step, so that nets trained
-    together see what each would have seen alone.
-
-    Parameters
-    ----------
-    architecture : Architecture
-        The shapes.
-    seed : int, default=0
-        What the weights are drawn from. torch's own generator is not used.
-    dtype : torch.dtype, default=torch.float32
-        Of all weights.
-    """
+    """Blocks side by side in, logits out; no random state is held or touched."""
 
     def __init__(
         self, architecture: Architecture, seed: int = 0, dtype: torch.dtype = torch.float32
@@ -102,8 +98,8 @@ class FusionNet(nn.Module):
         self.hidden = nn.ModuleList(map(_linear, sizes[:-1], sizes[1:]))
         self.out = _linear(sizes[-1], a.n_outputs)
         self.reset_parameters(generator)
-        n = len(a.groups)
-        self.gate = nn.Parameter(torch.zeros(n * a.n_components, n)) if self._gated else None
+        n, is_gated = len(a.groups), a.operator == "gated"
+        self.gate = nn.Parameter(torch.zeros(n * a.n_components, n)) if is_gated else None
         mixes = [nn.Parameter(torch.zeros(len(group))) for group in a.groups if len(group) > 1]
         self.mixes = nn.ParameterList(mixes)
         # What makes the fused vector's columns standard on the training rows.
@@ -113,10 +109,6 @@ class FusionNet(nn.Module):
         self.register_buffer("factor", torch.ones(fused))
         self.to(dtype)
 
-    @property
-    def _gated(self) -> bool:
-        return self.architecture.operator == "gated"
-
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw weights and biases as `nn.Linear` does: U(-1/√fan_in, 1/√fan_in)."""
@@ -125,44 +117,29 @@ class FusionNet(nn.Module):
             layer.weight.uniform_(-bound, bound, generator=generator)
             layer.bias.uniform_(-bound, bound, generator=generator)
 
-    def forward(self, X: Tensor, masks: Masks = (), present: Tensor | None = None) -> Tensor:
-        """Give the logits of rows.
+    def forward(
+        self, X: Tensor, present: Tensor | None = None, dropout: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return the logits of scaled rows.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n_samples, sum of widths)
-            Scaled blocks.
-        masks : tuple of Tensor, default=()
-            What `draw_masks` gave, in training.
-        present : Tensor of shape (n_blocks,) or (n_samples, n_blocks), or None, default=None
-            1 for blocks (after mixing) that are there, 0 for others.
-
-        Returns
-        -------
-        Tensor of shape (n_samples, n_outputs)
-            Logits, or predicted values.
+        `present`, (n_blocks,) or (n_samples, n_blocks), is 1 for blocks (after mixing) that are
+        there, 0 for others. `dropout`, in training, holds one mask per hidden layer.
         """
-        if self.architecture.view_dropout and masks:
-            present, masks = masks[0], masks[1:]
-        return self.head(self.fuse(X, present), masks)
-
-    def head(self, F: Tensor, masks: Masks = ()) -> Tensor:
-        """Give the logits of fused vectors, with dropout where there are masks."""
-        H = (F - self.shift) * self.factor
+        H = (self.fuse(X, present) - self.shift) * self.factor
         for i, layer in enumerate(self.hidden):
             H = torch.relu(layer(H))
-            if masks:
-                H = H * masks[i]
+            if dropout:
+                H = H * dropout[i]
         logits: Tensor = self.out(H)
         return logits
 
     def fuse(self, X: Tensor, present: Tensor | None = None) -> Tensor:
-        """Give the fused vector of rows; a missing block counts as zeros, the training mean."""
+        """Return the fused vectors; a missing block counts as zeros, the training mean."""
         a, blocks = self.architecture, self.mix(X, present)
         if a.operator == "concat":
             return torch.cat(blocks, dim=-1)
         projected = self.project(blocks)
-        if self._gated:
+        if self.gate is not None:
             weights = self.gates(projected, present)
             fused = (torch.stack(projected, dim=-1) * weights[..., None, :]).sum(dim=-1)
         else:
@@ -179,19 +156,19 @@ class FusionNet(nn.Module):
         """Cut rows into blocks, mix each group of layers, and make missing blocks zeros."""
         a = self.architecture
         cut = torch.split(X, list(a.widths), dim=-1)
-        mixes = iter(self.mixes)
-        blocks = [
-            cut[group[0]]
-            if len(group) == 1
-            else _mix([cut[i] for i in group], torch.softmax(next(mixes), dim=-1))
-            for group in a.groups
-        ]
+        mixes, blocks = iter(self.mixes), []
+        for group in a.groups:
+            if len(group) == 1:
+                blocks.append(cut[group[0]])
+            else:
+                layers = torch.stack([cut[i] for i in group], dim=-1)
+                blocks.append((layers * torch.softmax(next(mixes), dim=-1)).sum(dim=-1))
         if present is None:
             return blocks
         return [E * present[..., i : i + 1] for i, E in enumerate(blocks)]
 
     def gates(self, projected: Sequence[Tensor], present: Tensor | None = None) -> Tensor:
-        """Give the softmax weights (n_samples, n_blocks) of "gated", from all projected blocks."""
+        """Return the softmax weights (n_samples, n_blocks) of "gated" from projected blocks."""
         assert self.gate is not None
         scores = torch.cat(list(projected), dim=-1) @ self.gate
         if present is not None:
@@ -199,51 +176,27 @@ class FusionNet(nn.Module):
         return torch.softmax(scores, dim=-1)
 
     def gates_of(self, X: Tensor, present: Tensor | None = None) -> Tensor:
-        """Give the weights of "gated" for rows of scaled blocks."""
+        """Return the weights of "gated" for scaled rows."""
         return self.gates(self.project(self.mix(X, present)), present)
 
 
-def draw_masks(
-    architecture: Architecture, n_rows: int, generator: torch.Generator, dtype: torch.dtype
-) -> Masks:
-    """Draw what one training step of a `FusionNet` leaves out.
+def draw_present(
+    n_rows: int, n_blocks: int, p: float, generator: torch.Generator, dtype: torch.dtype
+) -> Tensor:
+    """Draw which blocks of each row are kept, 1, or dropped, 0; one of them at least is kept."""
+    drawn = torch.rand(n_rows, n_blocks, generator=generator, device=generator.device)
+    # The one that was least near to being dropped stays.
+    return ((drawn >= p) | (drawn == drawn.max(dim=1, keepdim=True).values)).to(dtype)
 
-    Parameters
-    ----------
-    architecture : Architecture
-        Of the net.
-    n_rows : int
-        Rows of the batch.
-    generator : torch.Generator
-        Where they are drawn from, on the device of the net.
-    dtype : torch.dtype
-        Of the net.
 
-    Returns
-    -------
-    tuple of Tensor
-        The blocks that are there where views are dropped, then one mask a hidden layer, 0 or
-        1 / (1 - p).
-    """
-    masks = []
-    n_blocks = len(architecture.groups)
-    if architecture.view_dropout:
-        drawn = torch.rand(n_rows, n_blocks, generator=generator, device=generator.device)
-        kept = drawn >= architecture.view_dropout
-        # A row keeps one block at least: the one that was least near to being dropped.
-        kept |= drawn == drawn.max(dim=1, keepdim=True).values
-        masks.append(kept.to(dtype))
-    for width, p in zip(architecture.hidden_layer_sizes, architecture.dropout, strict=True):
-        drawn = torch.rand(n_rows, width, generator=generator, device=generator.device)
-        masks.append((drawn >= p).to(dtype) / (1 - p))
-    return tuple(masks)
+def draw_dropout(
+    n_rows: int, width: int, p: float, generator: torch.Generator, dtype: torch.dtype
+) -> Tensor:
+    """Draw the mask of dropout behind a hidden layer, 0 or 1 / (1 - p)."""
+    drawn = torch.rand(n_rows, width, generator=generator, device=generator.device)
+    return (drawn >= p).to(dtype) / (1 - p)
 
 
 def _linear(n_in: int, n_out: int) -> nn.Linear:
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, n_in, n_out)  # type: ignore[no-untyped-call]
     return layer
-
-
-def _mix(layers: Sequence[Tensor], weights: Tensor) -> Tensor:
-    stacked = torch.stack(list(layers), dim=-1)
-    return (stacked * weights).sum(dim=-1)

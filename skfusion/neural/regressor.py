@@ -64,7 +64,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
-    view_dropout : float, default=0.0
+    block_dropout : float, default=0.0
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
     device : str, torch.device or None, default=None
@@ -93,11 +93,13 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
     net_ : skorch.NeuralNet
         The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.history`` its training on
         all rows.
-    n_epochs_ : int
+    n_iter_ : int
         Number of epochs of that training.
-    stopping_losses_ : list of float
-        The losses, epoch by epoch, by which training was ended: of the held-out rows, or of all
-        rows without dropout. Empty where it was not ended by a loss.
+    loss_curve_ : list of float
+        Its mean training loss, with dropout, after each epoch.
+    validation_losses_ : list of float
+        The losses after each epoch that decided when to stop: of the held-out rows, or of all
+        rows without dropout. Empty where the number of epochs was given.
     gates_ : ndarray of shape (n_blocks,)
         Mean weight of each block over the training rows, with ``operator="gated"``; see
         `compute_gates`.
@@ -163,7 +165,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         scale: str | None = "standard",
-        view_dropout: float = 0.0,
+        block_dropout: float = 0.0,
         device: str | torch.device | None = None,
         dtype: str = "float32",
         callbacks: list[Any] | None = None,
@@ -186,7 +188,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             scale=scale,
-            view_dropout=view_dropout,
+            block_dropout=block_dropout,
             device=device,
             dtype=dtype,
             callbacks=callbacks,
@@ -274,7 +276,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
             )
         return targets
 
-    def _settle(
+    def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool
     ) -> NDArray[np.float64]:
         if reset:

@@ -1,10 +1,10 @@
-"""Training one network, through skorch."""
+"""Training a network through skorch: batches, callbacks, when to stop."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,124 +12,90 @@ from skorch import NeuralNet
 from skorch.callbacks import Callback, EarlyStopping
 from skorch.history import History
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
-from .losses import LOSSES
-from .modules import FusionNet, draw_masks
-from .progress import Progress
-from .rows import Rows
+from .._targets import Kind
+from .data import Rows
+from .modules import LOSSES, Architecture, FusionNet, draw_dropout, draw_present
 
-FOLLOW = "follow"
-CHUNK = 4096  # rows that are asked for at the same time
-Batch = tuple[dict[str, Any], dict[str, Tensor]]
+CHUNK = 4096  # rows that are predicted at the same time
+_STOP = "stop_rule"
 
 
 @dataclass(frozen=True)
-class Job:
-    """A network to train.
+class Settings:
+    """What skorch is told."""
 
-    Parameters
-    ----------
-    start : FusionNet
-        The weights to start from; they are not changed.
-    kind : str
-        Which of `LOSSES`.
-    rows : Rows
-        Training rows.
-    progress : Progress or None
-        What looks at the loss after each epoch and says when to stop.
-    epochs : int
-        Most passes over the rows.
-    batch_size : int
-        Rows of a step.
-    lr : float
-        Adam's step size.
-    weight_decay : float
-        Adam's weight decay.
-    seed : int
-        For the order of the rows and what is left out of each step.
-    """
-
-    start: FusionNet
-    kind: str
-    rows: Rows
-    progress: Progress | None
+    kind: Kind  # of the targets, which decides the loss
     epochs: int
     batch_size: int
     lr: float
     weight_decay: float
-    seed: int
+    seed: int  # for the order of the rows and dropout
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained network.
+@dataclass
+class StopRule:
+    """Losses, epoch by epoch, on rows without dropout, and when to stop by them."""
 
-    Parameters
-    ----------
-    net : HeadNet
-        The network with its history.
-    progress : Progress or None
-        That of the job.
-    was_interrupted : bool
-        Whether Ctrl-C, or a callback that means it, ended the training.
-    """
+    rows: Rows  # held-out rows, or the training rows; they weigh ``rows.balanced``
+    patience: int  # epochs without a new least loss
+    target_loss: float | None = None  # of the training rows; None where rows are held out
+    losses: list[float] = field(default_factory=list)
 
-    net: HeadNet
-    progress: Progress | None
-    was_interrupted: bool = False
+    def add(self, row_losses: Tensor) -> bool:
+        """Note the losses of the rows after an epoch; return whether they are the least yet."""
+        self.losses.append(float(self.rows.balanced @ row_losses))
+        return self.best_epoch == len(self.losses)
+
+    @property
+    def best_epoch(self) -> int:
+        """Return the number of epochs with the least loss; 0 before the first."""
+        return self.losses.index(min(self.losses)) + 1 if self.losses else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to stop."""
+        if not self.losses:
+            return False
+        is_reached = self.target_loss is not None and self.losses[-1] <= self.target_loss
+        return is_reached or len(self.losses) - self.best_epoch >= self.patience
+
+
+class TrainingBatches:
+    """Batches in a new order in each epoch, as skorch hands them to the module and the loss."""
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, architecture: Architecture) -> None:
+        self.rows, self.batch_size, self.architecture = rows, batch_size, architecture
+        self.generator = torch.Generator(rows.X.device).manual_seed(seed)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+        a, draw = self.architecture, (self.generator, self.rows.X.dtype)
+        order = torch.randperm(
+            len(self.rows), generator=self.generator, device=self.generator.device
+        )
+        for index in torch.split(order, self.batch_size):
+            batch = self.rows[index]
+            X: dict[str, Any] = {"X": batch.X}
+            if a.block_dropout:
+                X["present"] = draw_present(len(index), len(a.groups), a.block_dropout, *draw)
+            X["dropout"] = [
+                draw_dropout(len(index), width, p, *draw)
+                for width, p in zip(a.hidden_layer_sizes, a.dropout, strict=True)
+            ]
+            yield X, {"target": batch.target, "weights": batch.weights}
 
 
 class WeightedLoss(nn.Module):
-    """The mean of weight times loss over rows.
+    """The mean of weight times loss over the rows of a batch."""
 
-    Parameters
-    ----------
-    kind : str
-        Which of `LOSSES`.
-    """
-
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: Kind) -> None:
         super().__init__()
         self.kind = kind
 
     def forward(self, logits: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """Give the loss of a batch."""
-        return (weights * LOSSES[self.kind].rows(logits, target)).mean()
-
-
-class TrainingBatches:
-    """Batches in a new order each time, as skorch hands them to module and loss.
-
-    Parameters
-    ----------
-    rows : Rows
-        All rows, on the device of the net.
-    batch_size : int
-        Rows of a batch; the last may be smaller.
-    seed : int
-        Of the generator that lives as long as this object.
-    architecture : Architecture
-        Of the net.
-    """
-
-    def __init__(self, rows: Rows, batch_size: int, seed: int, architecture: Any) -> None:
-        self.rows, self.batch_size, self.architecture = rows, batch_size, architecture
-        self.generator = torch.Generator(rows.X.device).manual_seed(seed)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for index in batch_indices(len(self.rows), self.batch_size, self.generator):
-            masks = draw_masks(self.architecture, len(index), self.generator, self.rows.X.dtype)
-            batch = self.rows[index]
-            yield (
-                {"X": batch.X, "masks": masks},
-                {"target": batch.target, "weights": batch.weights},
-            )
-
-
-def batch_indices(n_rows: int, batch_size: int, generator: torch.Generator) -> Sequence[Tensor]:
-    """Draw the rows of each batch of an epoch."""
-    order = torch.randperm(n_rows, generator=generator, device=generator.device)
-    return torch.split(order, batch_size)
+        """Return the loss of a batch."""
+        return (weights * LOSSES[self.kind].per_row(logits, target)).mean()
 
 
 class HeadNet(NeuralNet):  # type: ignore[misc]
@@ -138,187 +104,184 @@ class HeadNet(NeuralNet):  # type: ignore[misc]
     def get_loss(
         self, y_pred: Tensor, y_true: dict[str, Tensor], X: Any = None, training: bool = False
     ) -> Tensor:
-        """Give the loss of a batch."""
+        """Return the loss of a batch."""
         loss: Tensor = self.criterion_(y_pred, **y_true)
         return loss
 
     def __skfusion_save__(self) -> dict[str, Any]:
-        """Give what `skfusion.save` keeps: weights, history, settings; not Adam's momenta."""
+        """Return what `skfusion.save` keeps: weights, history, settings; not Adam's momenta."""
         module = self.module_
+        settings = Settings(
+            kind=self.criterion_.kind,
+            epochs=self.max_epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            weight_decay=self.optimizer__weight_decay,
+            seed=self.iterator_train__seed,
+        )
         return {
             "architecture": module.architecture,
             "weights": {name: w.cpu().numpy() for name, w in module.state_dict().items()},
             "history": [dict(epoch) for epoch in self.history],
-            "training": {
-                "kind": self.criterion_.kind,
-                "epochs": self.max_epochs,
-                "batch_size": self.batch_size,
-                "lr": self.lr,
-                "weight_decay": self.optimizer__weight_decay,
-                "seed": self.iterator_train__seed,
-            },
+            "training": asdict(settings),
         }
 
     @classmethod
     def __skfusion_restore__(cls, value: dict[str, Any]) -> HeadNet:
-        """Make the net of what `__skfusion_save__` gave, on the CPU."""
+        """Return the net of what `__skfusion_save__` returned, on the CPU."""
         weights = {name: torch.as_tensor(w) for name, w in value["weights"].items()}
         start = FusionNet(value["architecture"], dtype=weights["shift"].dtype)
         start.load_state_dict(weights)
-        none = torch.zeros(0, dtype=weights["shift"].dtype)
-        rows = Rows(none, none, none, none, none)
-        net = make_net(Job(start=start, rows=rows, progress=None, **value["training"]))
+        net = make_net(start, Settings(**value["training"]))
         net.history_ = History(value["history"])
         return net
 
 
-class Watch(Callback):  # type: ignore[misc]
-    """Stops training when the loss is not finite."""
+class _CheckLoss(Callback):  # type: ignore[misc]
+    """Refuses a loss that is not finite."""
 
     def on_batch_end(
         self, net: HeadNet, batch: Any = None, training: bool = True, loss: Any = None, **_: Any
     ) -> None:
-        """Look at the loss."""
+        """Raise with what to do."""
         if training and not torch.isfinite(loss):
-            largest = float(batch[0]["X"].abs().max())
             lr = net.optimizer_.param_groups[0]["lr"]
-            raise loss_error(float(loss.detach()), len(net.history), lr, largest)
+            raise FloatingPointError(
+                f"The loss became {float(loss.detach())} in epoch {len(net.history)}, with "
+                f"learning rate {lr:g}; the largest absolute input of the batch is "
+                f"{float(batch[0]['X'].abs().max()):g}. Use a smaller lr, scale='standard', or "
+                f"dtype='float64'."
+            )
 
 
-def loss_error(loss: float, epoch: int, lr: float, largest: float) -> FloatingPointError:
-    """Say that training has broken, and what to do."""
-    return FloatingPointError(
-        f"The loss became {loss} in epoch {epoch}, with learning rate {lr:g}; the largest "
-        f"absolute input of the batch is {largest:g}. Use a smaller lr, scale='standard', or "
-        f"dtype='float64'."
-    )
+class _Stop(Callback):  # type: ignore[misc]
+    """Ends training by a `StopRule` and keeps the best weights on held-out rows."""
 
-
-class Follow(Callback):  # type: ignore[misc]
-    """Looks at the loss on some rows after each epoch and stops when that is enough.
-
-    Parameters
-    ----------
-    progress : Progress
-        What it writes on.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, rule: StopRule) -> None:
+        self.rule = rule
         self.best: dict[str, Tensor] | None = None
 
     def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
-        """Keep the best weights, and end training as skorch's own EarlyStopping does."""
-        losses = row_losses(net.module_, net.criterion_.kind, self.progress.rows)
-        if self.progress.add(losses) and self.progress.level is None:
+        """Look at the loss, and end training as skorch's own EarlyStopping does."""
+        losses = row_losses(net.module_, net.criterion_.kind, self.rule.rows)
+        if self.rule.add(losses) and self.rule.target_loss is None:
             self.best = copy.deepcopy(net.module_.state_dict())
-        net.history.record("valid_loss", self.progress.losses[-1])
-        if self.progress.is_over:
+        net.history.record("valid_loss", self.rule.losses[-1])
+        if self.rule.is_over:
             raise KeyboardInterrupt
 
 
+class _EpochBar(Callback):  # type: ignore[misc]
+    """A progress bar over epochs."""
+
+    def __init__(self, total: int, label: str) -> None:
+        self.total, self.label = total, label
+
+    def on_train_begin(self, net: Any, **_: Any) -> None:
+        """Show the bar."""
+        self.bar = tqdm(total=self.total, desc=self.label, unit="epoch", leave=False)
+
+    def on_epoch_end(self, net: Any, **_: Any) -> None:
+        """Count an epoch and show its losses."""
+        last = net.history[-1]
+        shown = {name: last[name] for name in ("train_loss", "valid_loss") if name in last}
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update()
+
+    def on_train_end(self, net: Any, **_: Any) -> None:
+        """Close the bar."""
+        self.bar.close()
+        del self.bar  # it cannot be pickled
+
+
 @torch.no_grad()
-def row_losses(net: Callable[[Tensor], Tensor], kind: str, rows: Rows) -> Tensor:
-    """Give the loss of each row without dropout."""
-    return torch.cat(
-        [
-            LOSSES[kind].rows(net(chunk.X), chunk.target)
-            for chunk in (rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK))
-        ]
-    )
+def row_losses(net: Callable[[Tensor], Tensor], kind: Kind, rows: Rows) -> Tensor:
+    """Return the loss per row without dropout."""
+    chunks = (rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK))
+    return torch.cat([LOSSES[kind].per_row(net(chunk.X), chunk.target) for chunk in chunks])
 
 
 def make_optimizer(
     weights: Iterable[Tensor], *, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Make Adam in its fused form, which passes over the weights once."""
+    """Return Adam in its fused form, which passes over the weights once."""
     return torch.optim.Adam(weights, lr=lr, weight_decay=weight_decay, fused=True)
 
 
-def make_net(job: Job, callbacks: Sequence[Any] = ()) -> HeadNet:
-    """Make the net of a job, initialised with the weights that it starts from.
-
-    Parameters
-    ----------
-    job : Job
-        The job.
-    callbacks : sequence of skorch callbacks, default=()
-        They are the net's own from now on.
-
-    Returns
-    -------
-    HeadNet
-        Not trained yet.
-    """
+def make_net(start: FusionNet, settings: Settings, callbacks: Sequence[Any] = ()) -> HeadNet:
+    """Return a net with the weights of `start`, ready to be trained."""
     net = HeadNet(
         FusionNet,
-        module__architecture=job.start.architecture,
-        module__dtype=job.rows.X.dtype,
+        module__architecture=start.architecture,
+        module__dtype=start.shift.dtype,
         criterion=WeightedLoss,
-        criterion__kind=job.kind,
+        criterion__kind=settings.kind,
         optimizer=make_optimizer,
-        optimizer__weight_decay=job.weight_decay,
-        lr=job.lr,
-        max_epochs=job.epochs,
-        batch_size=job.batch_size,
+        optimizer__weight_decay=settings.weight_decay,
+        lr=settings.lr,
+        max_epochs=settings.epochs,
+        batch_size=settings.batch_size,
         iterator_train=TrainingBatches,
-        iterator_train__seed=job.seed,
-        iterator_train__architecture=job.start.architecture,
+        iterator_train__seed=settings.seed,
+        iterator_train__architecture=start.architecture,
         train_split=None,
-        callbacks=[*callbacks, ("watch", Watch())],
-        device=str(job.rows.X.device),
+        callbacks=[*callbacks, ("check_loss", _CheckLoss())],
+        device=str(start.shift.device),
         verbose=0,
     )
     net.initialize()
-    net.module_.load_state_dict(job.start.state_dict())
+    net.module_.load_state_dict(start.state_dict())
     return net
 
 
-def train_one(job: Job, callbacks: Sequence[Any] = ()) -> Trained:
-    """Train one network.
+def copy_callbacks(
+    callbacks: Sequence[Any], verbose: int, epochs: int, rule: StopRule | None
+) -> list[Any]:
+    """Return copies of the user's callbacks for one training, and the progress bar.
 
-    Parameters
-    ----------
-    job : Job
-        The job.
-    callbacks : sequence of skorch callbacks, default=()
-        The user's, already copied.
-
-    Returns
-    -------
-    Trained
-        The network as it was after its last epoch or, if its search for the number of epochs was
-        interrupted, after the best one.
+    Those that monitor a validation loss are left out where there is none.
     """
-    progress = job.progress
-    follow = None if progress is None else Follow(progress)
+    copies = []
+    for entry in callbacks:
+        callback = entry[1] if isinstance(entry, tuple) else entry
+        if rule is not None or not str(getattr(callback, "monitor", "")).startswith("valid"):
+            copies.append(copy.deepcopy(entry))
+    if verbose:
+        is_search = rule is not None and rule.target_loss is None
+        copies.append(("bar", _EpochBar(epochs, "find epochs" if is_search else "fit")))
+    return copies
+
+
+def train(
+    start: FusionNet,
+    rows: Rows,
+    settings: Settings,
+    rule: StopRule | None,
+    callbacks: Sequence[Any],
+) -> tuple[HeadNet, bool]:
+    """Return a network trained from `start`, and whether Ctrl-C, or what looks like it, ended it.
+
+    If its search for the number of epochs was interrupted, it has the weights of the best one.
+    """
     # Before the user's callbacks, which may look at the loss that it records.
-    own = [] if follow is None else [(FOLLOW, follow)]
-    net = make_net(job, [*own, *callbacks])
-    if job.epochs:
-        net.partial_fit(job.rows)
+    stop = [] if rule is None else [(_STOP, _Stop(rule))]
+    net = make_net(start, settings, [*stop, *callbacks])
+    if settings.epochs:
+        net.partial_fit(rows)
     # It holds the rows, which are no part of the net, and says nothing about a later partial_fit.
-    net.callbacks = [entry for entry in net.callbacks if _name_of(entry) != FOLLOW]
-    net.callbacks_ = [entry for entry in net.callbacks_ if entry[0] != FOLLOW]
-    is_over = progress is not None and progress.is_over
-    done = is_over or _is_complete(net, job) or _has_stopped_early(net)
-    if not done and follow is not None and follow.best is not None:
-        net.module_.load_state_dict(follow.best)
-    return Trained(net, progress, was_interrupted=not done)
-
-
-def _name_of(entry: Any) -> str | None:
-    return entry[0] if isinstance(entry, tuple) else None
-
-
-def _is_complete(net: HeadNet, job: Job) -> bool:
-    """Tell whether all epochs were run to their end, where skorch records the mean loss."""
-    return len(net.history) == job.epochs and (not job.epochs or "train_loss" in net.history[-1])
-
-
-def _has_stopped_early(net: HeadNet) -> bool:
-    """Tell whether a callback of the user's has found that it is enough; it looks like Ctrl-C."""
-    return any(
+    net.callbacks = [entry for entry in net.callbacks if entry not in stop]
+    net.callbacks_ = [entry for entry in net.callbacks_ if entry[0] != _STOP]
+    has_stopped = rule is not None and rule.is_over
+    # All epochs were run to their end, where skorch records the mean loss.
+    is_complete = len(net.history) == settings.epochs and (
+        not settings.epochs or "train_loss" in net.history[-1]
+    )
+    # An EarlyStopping of the user's has found that it is enough; it looks like Ctrl-C.
+    is_enough = any(
         isinstance(callback, EarlyStopping) and callback.misses_ >= callback.patience
         for _, callback in net.callbacks_
     )
+    was_interrupted = not (has_stopped or is_complete or is_enough)
+    if was_interrupted and stop and stop[0][1].best is not None:
+        net.module_.load_state_dict(stop[0][1].best)
+    return net, was_interrupted

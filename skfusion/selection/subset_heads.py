@@ -12,10 +12,10 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection._validation import _fit_and_score
 from sklearn.pipeline import Pipeline
+from sklearn.utils import _safe_indexing
 from sklearn.utils.parallel import Parallel, delayed
 
 from ..neural.base import BaseFusionMLP
-from ..neural.many import fit_many
 from .subset_parts import Part, Split, Subset, Task, make_tasks
 
 
@@ -216,8 +216,12 @@ def _prepare(head: Any, task: Task, error_score: float | str) -> list[Any]:
     if network is not None and not task.fit_params and len(task.splits) > 1:
         folds = [train for train, _ in task.splits]
         try:
-            (fitted,) = fit_many([network], task.X, task.y, folds)
-            return [FrozenEstimator(estimator) for estimator in fitted]
+            return [
+                FrozenEstimator(
+                    clone(network).fit(_safe_indexing(task.X, fold), _safe_indexing(task.y, fold))
+                )
+                for fold in folds
+            ]
         except Exception:
             # One by one they show which of them fail, and the others get their scores.
             if error_score == "raise":

@@ -102,7 +102,7 @@ def test_score_takes_weights(blocks, labels):
 
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_a_clone_has_the_parameters_and_nothing_else(estimator, blocks, labels):
-    head = estimator("gated", view_dropout=0.1, callbacks=[], **BRIEF)
+    head = estimator("gated", block_dropout=0.1, callbacks=[], **BRIEF)
     before = head.get_params()
     head.fit(blocks, np.unique(labels, return_inverse=True)[1])
     assert head.get_params() == before

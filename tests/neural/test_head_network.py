@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor, register_operator
 from skfusion.fusion.registry import OPERATORS as OPERATORS_BY_NAME
-from skfusion.neural.modules import Architecture, draw_masks
+from skfusion.neural.modules import draw_dropout, draw_present
 
 SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
 #: Few steps, but large ones: every weight moves.
@@ -143,8 +143,8 @@ def test_the_papers_recipe_is_what_skorch_is_told():
     assert adam.defaults["lr"] == 1e-4 and adam.defaults["weight_decay"] == 0
     assert adam.defaults["betas"] == (0.9, 0.999) and adam.defaults["eps"] == 1e-8
     assert head.net_.batch_size == 1024
-    assert len(head.net_.history) == head.n_epochs_ == 120
-    assert head.stopping_losses_ == []
+    assert len(head.net_.history) == head.n_iter_ == 120
+    assert head.validation_losses_ == []
     assert FusionMLPClassifier().dropout == (0.5, 0.3)
 
 
@@ -164,9 +164,9 @@ def test_first_weights_are_those_of_a_torch_linear(operator):
 
 def test_dropout_masks_keep_the_mean():
     """0 or 1 / (1 - p), as often as p says."""
-    architecture = Architecture((3,), 2, hidden_layer_sizes=(500, 40), groups=((0,),))
-    masks = draw_masks(architecture, 400, torch.Generator().manual_seed(0), torch.float64)
-    for mask, width, p in zip(masks, (500, 40), (0.5, 0.3), strict=True):
+    generator = torch.Generator().manual_seed(0)
+    for width, p in zip((500, 40), (0.5, 0.3), strict=True):
+        mask = draw_dropout(400, width, p, generator, torch.float64)
         assert mask.shape == (400, width)
         assert set(mask.unique().tolist()) == {0.0, 1 / (1 - p)}
         assert mask.mean() == pytest.approx(1, abs=0.03)
@@ -206,9 +206,9 @@ def test_operators_without_gates_say_so():
 
 
 @pytest.mark.parametrize("operator", ["hadamard", "gated"])
-def test_blocks_may_be_missing_after_view_dropout(operator):
+def test_blocks_may_be_missing_after_block_dropout(operator):
     X, y = make_blocks(150)
-    head = FusionMLPClassifier(operator, view_dropout=0.4, **{**BRIEF, "max_epochs": 60}).fit(
+    head = FusionMLPClassifier(operator, block_dropout=0.4, **{**BRIEF, "max_epochs": 60}).fit(
         X[:100], y[:100]
     )
     for kept in (["a", "b"], ["b", "c"], ["c"]):
@@ -221,7 +221,7 @@ def test_blocks_may_be_missing_after_view_dropout(operator):
 
 def test_a_missing_block_has_no_gate():
     X, y = make_blocks()
-    head = FusionMLPClassifier("gated", view_dropout=0.3, **BRIEF).fit(X, y)
+    head = FusionMLPClassifier("gated", block_dropout=0.3, **BRIEF).fit(X, y)
     fewer = EmbeddingBlocks({name: X.blocks[name] for name in ("a", "c")})
     gates = head.compute_gates(fewer)
     assert (gates[:, 1] == 0).all()
@@ -230,7 +230,7 @@ def test_a_missing_block_has_no_gate():
 
 def test_the_order_of_the_blocks_that_are_left_does_not_matter():
     X, y = make_blocks()
-    head = FusionMLPClassifier("sum", view_dropout=0.3, **BRIEF).fit(X, y)
+    head = FusionMLPClassifier("sum", block_dropout=0.3, **BRIEF).fit(X, y)
     one, other = (
         head.predict_proba(EmbeddingBlocks({name: X.blocks[name] for name in names}))
         for names in (["a", "c"], ["c", "a"])
@@ -238,17 +238,17 @@ def test_the_order_of_the_blocks_that_are_left_does_not_matter():
     np.testing.assert_array_equal(one, other)
 
 
-def test_without_view_dropout_a_missing_block_is_an_error():
+def test_without_block_dropout_a_missing_block_is_an_error():
     X, y = make_blocks()
     head = FusionMLPClassifier(**BRIEF).fit(X, y)
-    with pytest.raises(ValueError, match=r"X lacks the blocks b, c of fit.*view_dropout"):
+    with pytest.raises(ValueError, match=r"X lacks the blocks b, c of fit.*block_dropout"):
         head.predict(EmbeddingBlocks({"a": X.blocks["a"]}))
 
 
-@pytest.mark.parametrize("view_dropout", [0.0, 0.3])
-def test_other_blocks_are_an_error_that_names_them(view_dropout):
+@pytest.mark.parametrize("block_dropout", [0.0, 0.3])
+def test_other_blocks_are_an_error_that_names_them(block_dropout):
     X, y = make_blocks()
-    head = FusionMLPClassifier(view_dropout=view_dropout, **BRIEF).fit(X, y)
+    head = FusionMLPClassifier(block_dropout=block_dropout, **BRIEF).fit(X, y)
     renamed = EmbeddingBlocks(list(X.blocks.values()), names=["a", "b", "stranger"])
     with pytest.raises(ValueError, match=r"stranger.*a.*b.*c.*of fit"):
         head.predict(renamed)
@@ -262,10 +262,8 @@ def test_other_blocks_are_an_error_that_names_them(view_dropout):
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 4])
 def test_never_all_blocks_of_a_row_are_dropped(n_blocks):
-    groups = tuple((i,) for i in range(n_blocks))
-    architecture = Architecture((2,) * n_blocks, 2, view_dropout=0.9, groups=groups)
-    masks = draw_masks(architecture, 2000, torch.Generator().manual_seed(0), torch.float32)
-    kept = masks[0]
+    generator = torch.Generator().manual_seed(0)
+    kept = draw_present(2000, n_blocks, 0.9, generator, torch.float32)
     assert kept.shape == (2000, n_blocks) and set(kept.unique().tolist()) <= {0.0, 1.0}
     assert (kept.sum(dim=1) >= 1).all()
     if n_blocks > 1:  # each as often as the others
@@ -326,7 +324,7 @@ def test_layers_that_cannot_be_mixed_say_so():
         ({"dropout": (0.1, 1.0)}, r"dropout=\(0.1, 1.0\).*below 1"),
         ({"dropout": -0.1}, "'dropout' parameter"),
         ({"hidden_layer_sizes": (4, 0)}, r"hidden_layer_sizes=\(4, 0\).*at least 1"),
-        ({"view_dropout": 1.0}, "'view_dropout' parameter"),
+        ({"block_dropout": 1.0}, "'block_dropout' parameter"),
         ({"lr": 0.0}, "'lr' parameter"),
         ({"solver": "adam"}, "'solver' parameter"),
         ({"dtype": "float16"}, "'dtype' parameter"),
@@ -369,7 +367,7 @@ def test_any_number_of_hidden_layers(sizes):
 def test_no_epochs_are_the_first_weights(solver):
     X, y = make_blocks(150)  # enough to hold some out
     head = FusionMLPClassifier(solver=solver, max_epochs=0, **SMALL).fit(X, y)
-    assert head.n_epochs_ == 0 and len(head.net_.history) == 0
+    assert head.n_iter_ == 0 and len(head.net_.history) == 0
     assert np.isfinite(head.predict_proba(X)).all()
 
 

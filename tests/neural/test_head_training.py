@@ -18,10 +18,16 @@ from skorch.callbacks import Callback, EarlyStopping
 from skorch.utils import params_for
 
 from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor
-from skfusion.neural.linear import _minimise, _predict, level_of_fit, stratified_folds, to_basis
-from skfusion.neural.losses import LOSSES
-from skfusion.neural.progress import Progress
-from skfusion.neural.rows import Rows, balance, merge_rows
+from skfusion.neural.data import Rows, balance, merge_rows
+from skfusion.neural.fit_level import (
+    _minimise,
+    _predict,
+    stratified_folds,
+    target_training_loss,
+    to_basis,
+)
+from skfusion.neural.modules import LOSSES
+from skfusion.neural.training import StopRule
 
 SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
 BRIEF: dict[str, Any] = {**SMALL, "max_epochs": 4}
@@ -65,7 +71,7 @@ def test_the_regression_is_that_of_scikit_learn(width, decay, weighted):
         basis,
         rows.target,
         rows.weights[:, None],
-        LOSSES["softmax"],
+        LOSSES["multiclass"],
         torch.tensor([decay], dtype=torch.float64),
         steps=5000,
     )
@@ -91,8 +97,8 @@ def test_a_basis_is_the_rows_turned(width):
 def test_noise_is_to_be_fitted_less_closely_than_signal(rng):
     X, y = data(60, 100)
     X[:, :3] *= 20
-    signal = level_of_fit(as_rows(X, y), LOSSES["softmax"], generator())
-    noise = level_of_fit(as_rows(X, rng.permutation(y)), LOSSES["softmax"], generator())
+    signal = target_training_loss(as_rows(X, y), LOSSES["multiclass"], generator())
+    noise = target_training_loss(as_rows(X, rng.permutation(y)), LOSSES["multiclass"], generator())
     assert 0 < signal < 0.7 < noise < np.log(3) + 1e-3
 
 
@@ -174,29 +180,29 @@ def test_the_order_of_rows_does_not_matter(width, estimator, rng):
 # --- when to stop -----------------------------------------------------------------------------
 
 
-def progress(patience: int, level: float | None, values: list[float]) -> Progress:
+def stop_rule(patience: int, target: float | None, values: list[float]) -> StopRule:
     rows = Rows(*[torch.ones(1)] * 5)
-    made = Progress(rows, patience, level=level)
+    made = StopRule(rows, patience, target_loss=target)
     for value in values:
         made.add(torch.tensor([value]))
     return made
 
 
-def test_progress_waits_for_a_gain():
-    assert not progress(2, None, []).is_over
-    assert not progress(2, None, [3.0, 2.0, 2.5]).is_over
-    over = progress(2, None, [3.0, 2.0, 2.5, 2.0])  # no less: no gain
+def test_the_stop_rule_waits_for_a_gain():
+    assert not stop_rule(2, None, []).is_over
+    assert not stop_rule(2, None, [3.0, 2.0, 2.5]).is_over
+    over = stop_rule(2, None, [3.0, 2.0, 2.5, 2.0])  # no less: no gain
     assert over.is_over and over.best_epoch == 2
 
 
-def test_progress_ends_at_a_level():
-    assert not progress(9, 0.5, [3.0, 0.6, 4.0, 5.0, 6.0]).is_over
-    assert progress(9, 0.5, [3.0, 0.5]).is_over
+def test_the_stop_rule_ends_at_a_target():
+    assert not stop_rule(9, 0.5, [3.0, 0.6, 4.0, 5.0, 6.0]).is_over
+    assert stop_rule(9, 0.5, [3.0, 0.5]).is_over
 
 
-def test_progress_weighs_rows():
+def test_the_stop_rule_weighs_rows():
     tensors = [torch.ones(2)] * 3 + [torch.tensor([0.25, 0.75]), torch.zeros(2)]
-    made = Progress(Rows(*tensors), 3)
+    made = StopRule(Rows(*tensors), 3)
     assert made.add(torch.tensor([4.0, 8.0]))  # the least yet
     assert made.losses == [7.0]
 
@@ -204,15 +210,15 @@ def test_progress_weighs_rows():
 def test_with_fewer_rows_than_columns_training_ends_at_a_level():
     X, y = data(40, 60)
     head = FusionMLPClassifier(**{**SMALL, "lr": 5e-4, "dropout": 0.0}).fit(X, y)
-    assert len(head.stopping_losses_) == head.n_epochs_ == len(head.net_.history)
-    assert head.stopping_losses_[-1] < min(head.stopping_losses_[:-1])
+    assert len(head.validation_losses_) == head.n_iter_ == len(head.net_.history)
+    assert head.validation_losses_[-1] < min(head.validation_losses_[:-1])
 
 
 def test_with_more_rows_the_best_number_of_epochs_is_used_on_all():
     X, y = data(120)
     head = FusionMLPClassifier(**{**SMALL, "lr": 1e-3}).fit(X, y)
-    assert head.n_epochs_ == np.argmin(head.stopping_losses_) + 1 < len(head.stopping_losses_)
-    assert len(head.net_.history) == head.n_epochs_
+    assert head.n_iter_ == np.argmin(head.validation_losses_) + 1 < len(head.validation_losses_)
+    assert len(head.net_.history) == head.n_iter_
     assert "valid_loss" not in head.net_.history[-1]
 
 
@@ -253,7 +259,7 @@ def test_global_generators_are_not_touched(solver, estimator):
     torch.manual_seed(5)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     position = np.random.get_state()[2]  # noqa: NPY002
-    head = estimator("gated", solver=solver, view_dropout=0.2, **BRIEF).fit(X, y)
+    head = estimator("gated", solver=solver, block_dropout=0.2, **BRIEF).fit(X, y)
     head.predict(X)
     head.partial_fit(X, y)
     after = np.random.get_state()  # noqa: NPY002
@@ -319,7 +325,7 @@ def test_an_interruption_leaves_a_network(solver, early_stopping, in_batch):
         callbacks=[InterruptAt(3, in_batch=in_batch)],
         **SMALL,
     ).fit(X, y)
-    assert head.n_epochs_ == len(head.net_.history) == 3
+    assert head.n_iter_ == len(head.net_.history) == 3
     assert all(w.isfinite().all() for w in head.net_.module_.state_dict().values())
     assert head.predict(X).shape == (90,)
 
@@ -330,8 +336,8 @@ def test_an_interrupted_search_leaves_the_best_weights(rng):
     head = FusionMLPClassifier(
         early_stopping=True, callbacks=[KeepWeights(), InterruptAt(12)], **{**SMALL, "lr": 1e-2}
     ).fit(X, rng.permutation(y))  # nothing to learn: the first epochs are the best
-    best = int(np.argmin(head.stopping_losses_))
-    assert len(head.stopping_losses_) == len(KeepWeights.kept) > best + 1
+    best = int(np.argmin(head.validation_losses_))
+    assert len(head.validation_losses_) == len(KeepWeights.kept) > best + 1
     for name, weight in head.net_.module_.state_dict().items():
         assert torch.equal(weight, KeepWeights.kept[best][name]), name
 
@@ -359,10 +365,10 @@ def test_an_early_stopping_of_skorch_ends_the_search(solver, rng):
     stop = EarlyStopping(monitor="valid_loss", patience=2, sink=str)
     settings = {**SMALL, "lr": 1e-2, "early_stopping": True, "solver": solver, "max_epochs": 60}
     head = FusionMLPClassifier(callbacks=[stop], **settings).fit(X, y)
-    assert head.stopping_losses_
-    assert len(head.stopping_losses_) == np.argmin(head.stopping_losses_) + 1 + 2
+    assert head.validation_losses_
+    assert len(head.validation_losses_) == np.argmin(head.validation_losses_) + 1 + 2
     # What was found is used on all rows, as without the callback.
-    assert head.n_epochs_ == np.argmin(head.stopping_losses_) + 1
+    assert head.n_iter_ == np.argmin(head.validation_losses_) + 1
     assert "valid_loss" not in head.net_.history[-1]
 
 
@@ -379,11 +385,12 @@ def test_callbacks_on_a_validation_loss_do_not_run_without_one():
 def test_the_history_tells_each_epoch(solver):
     X, y = data(60, 100)
     head = FusionMLPClassifier(solver=solver, **BRIEF).fit(X, y)
-    assert list(head.net_.history[:, "epoch"]) == list(range(1, head.n_epochs_ + 1))
+    assert list(head.net_.history[:, "epoch"]) == list(range(1, head.n_iter_ + 1))
     assert np.isfinite(losses(head)).all()
+    assert head.loss_curve_ == losses(head)
     assert (np.array(head.net_.history[:, "dur"]) > 0).all()
     if solver == "auto":
-        assert losses(head, "valid_loss") == head.stopping_losses_
+        assert losses(head, "valid_loss") == head.validation_losses_
 
 
 def test_verbose_shows_a_bar_and_silence_is_the_default(capsys):

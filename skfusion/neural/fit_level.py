@@ -1,4 +1,4 @@
-"""How closely rows should be fitted: penalised regression, its strength cross-validated.
+"""The training loss to stop at: that of penalised regression, its strength cross-validated.
 
 The objective over the rows (weights w_i, which add up to N) is
 
@@ -19,14 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .losses import Loss
-from .rows import Rows
+from ..linear.spectrum import spectrum
+from .data import Rows
+from .modules import Loss
 
 #: Values of λ, the strongest first; columns have variance 1.
 PATH = tuple(10.0 ** (k / 2) for k in range(3, -9, -1))
 _PATH_STEPS = 100
 _FINAL_STEPS = 400
 _TOLERANCE = 1e-5
+_RANK_TOLERANCE = 1e-9  # of the largest variance: directions below it count as none
 _N_FOLDS = 5
 _MOST_ENTRIES = 20_000  # of targets, so that fewer folds do where they are many
 
@@ -35,64 +37,42 @@ _MOST_ENTRIES = 20_000  # of targets, so that fewer folds do where they are many
 class Basis:
     """Rows as coordinates along their singular vectors.
 
-    ``rows`` is (N, r); the weighted mean of their products is the diagonal matrix of
-    ``variances`` (r,).
+    The weighted mean of their products is the diagonal matrix of the variances.
     """
 
-    rows: Tensor
-    variances: Tensor
+    rows: Tensor  # (n_samples, rank)
+    variances: Tensor  # (rank,)
 
 
 def to_basis(X: Tensor, weights: Tensor) -> Basis:
-    """Turn rows (N, width) with weights (N,) of mean 1 into coordinates."""
-    n, width = X.shape
-    rows = X - weights @ X / n
-    # Eigenvectors of the smaller of the two Gram matrices, in double precision: its condition is
-    # that of the rows squared.
-    scaled = (rows * (weights / n).sqrt()[:, None]).double()
-    if n <= width:
-        values, left = torch.linalg.eigh(scaled @ scaled.T)
-        keep = values > values[-1] * 1e-9
-        values, left = values[keep], left[:, keep]
-        vectors = scaled.T @ (left / values.sqrt())
-    else:
-        values, vectors = torch.linalg.eigh(scaled.T @ scaled)
-        keep = values > values[-1] * 1e-9
-        values, vectors = values[keep], vectors[:, keep]
-    return Basis(rows @ vectors.to(X), values.to(X))
+    """Return rows (n_samples, n_features) with weights of mean 1 as coordinates."""
+    n = len(X)
+    factors = (weights / n).sqrt()[:, None].double()
+    # In double precision: a Gram matrix has the condition of the rows squared.
+    scaled = (X - weights @ X / n).double() * factors
+    found = spectrum(scaled.cpu().numpy())
+    keep = found.eigenvalues > found.eigenvalues.max(initial=0) * _RANK_TOLERANCE
+    rows = torch.from_numpy(found.basis[:, keep]).to(factors) / factors
+    return Basis(rows.to(X), torch.from_numpy(found.eigenvalues[keep]).to(X))
 
 
-def level_of_fit(rows: Rows, loss: Loss, generator: torch.Generator) -> float:
-    """Give the loss on the training rows that a network should be trained to.
+def target_training_loss(rows: Rows, loss: Loss, generator: torch.Generator) -> float:
+    """Return the loss, weighted by ``rows.balanced``, that a network should be trained to.
 
     λ is the one with the least held-out loss κ; the regression with it has the loss τ on its own
     rows. A network that fits them as closely is regularised as much as the data ask for. It may
     go somewhat below, τ · max(1/2, τ / κ), because it fits where it has learnt something.
-
-    Parameters
-    ----------
-    rows : Rows
-        Training rows, whose classes count as ``rows.balanced`` says in κ and τ.
-    loss : Loss
-        The loss.
-    generator : torch.Generator
-        Shares rows out to folds.
-
-    Returns
-    -------
-    float
-        The loss, with the weights ``rows.balanced``.
     """
     basis = to_basis(rows.X, rows.weights)
     held_out = _held_out_losses(basis, rows, loss, generator)
     decay = rows.X.new_tensor([PATH[int(held_out.argmin())]])
     V, c = _minimise(basis, rows.target, rows.weights[:, None], loss, decay, steps=_FINAL_STEPS)
-    own = loss.rows(_predict(basis.rows, V, c)[:, 0], rows.target) @ rows.balanced
+    own = loss.per_row(_predict(basis.rows, V, c)[:, 0], rows.target) @ rows.balanced
     return float(own * (own / held_out.min()).clamp(0.5, 1))
 
 
 def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Generator) -> Tensor:
-    """Give the loss of each λ of `PATH` on rows by the fit without their fold."""
+    """Return the loss of each λ of `PATH` on rows by the fit without their fold."""
     folds = stratified_folds(rows.codes, min(_N_FOLDS, len(rows)), generator)
     n_used = min(max(1, _MOST_ENTRIES // rows.target.numel()), int(folds.max()) + 1)
     used = torch.arange(n_used, device=folds.device)
@@ -111,27 +91,12 @@ def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Gene
     held = torch.nonzero(is_held & ~is_alone)[:, 0]
     if not len(held):
         held = torch.nonzero(is_held)[:, 0]
-    losses = loss.rows(logits[held, folds[held]], rows.target[held, None, :])
+    losses = loss.per_row(logits[held, folds[held]], rows.target[held, None, :])
     return rows.balanced[held] @ losses / rows.balanced[held].sum()
 
 
 def stratified_folds(groups: Tensor, n_folds: int, generator: torch.Generator) -> Tensor:
-    """Share the rows of each class out to folds as evenly as can be.
-
-    Parameters
-    ----------
-    groups : Tensor of int, shape (n_samples,)
-        Class of each row.
-    n_folds : int
-        Number of folds.
-    generator : torch.Generator
-        For the order of the rows.
-
-    Returns
-    -------
-    Tensor of int, shape (n_samples,)
-        Fold of each row, 0 to n_folds - 1.
-    """
+    """Return the fold of each row; each class is shared out as evenly as can be."""
     shuffled = torch.randperm(len(groups), generator=generator, device=groups.device)
     # One class after the other, dealt out like cards.
     order = shuffled[torch.sort(groups[shuffled], stable=True).indices]
@@ -141,7 +106,7 @@ def stratified_folds(groups: Tensor, n_folds: int, generator: torch.Generator) -
 
 
 def _predict(rows: Tensor, V: Tensor, c: Tensor) -> Tensor:
-    """Logits (N, M, C) of M maps V (r, M, C) in one matrix product."""
+    """Return logits (N, M, C) of M maps V (r, M, C) in one matrix product."""
     flat = rows @ V.reshape(len(V), math.prod(V.shape[1:]))
     return flat.reshape(len(rows), *V.shape[1:]) + c
 
@@ -163,7 +128,7 @@ def _minimise(
     c = c_ahead = rows.new_zeros(len(decays), target.shape[2])
     age = torch.ones_like(decays)  # Nesterov's t, of each objective
     for _ in range(steps):
-        slopes = weights * loss.slopes(_predict(rows, V_ahead, c_ahead), target)
+        slopes = weights * loss.gradient(_predict(rows, V_ahead, c_ahead), target)
         slope_V = (rows.T @ slopes.flatten(1)).reshape(V.shape)
         slope_V += decays[:, None] * V_ahead
         slope_c = slopes.sum(dim=0)
