@@ -16,8 +16,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from skfusion import EmbeddingBlocks, FusionTransformer
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import EmbeddingBlocks, FusionTransformer, ModelSubsetSearchCV
 
 MODELS = ("first", "second", "noise")
 

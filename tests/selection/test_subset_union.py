@@ -17,8 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.pipeline import Pipeline, make_pipeline
 
-from skfusion import EmbedderUnion, FusionTransformer
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import EmbedderUnion, FusionTransformer, ModelSubsetSearchCV
 
 N = 24
 
