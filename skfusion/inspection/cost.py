@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one model costs; as a number, ``float(cost)``, the seconds a text.
+    """What one model costs; as a number, ``float(cost)``, the seconds per text.
 
     Attributes
     ----------
@@ -31,16 +31,16 @@ class ModelCost:
         Time until the weights are in memory and one text has passed; 0.0 for an embedder
         without a language model.
     seconds_per_text : float
-        Time to embed a text after that.
+        Time to embed one text after that.
     peak_bytes : float
-        Main memory that the process needed beyond what it had before; NaN on Windows, which
-        does not tell. Memory of a GPU is not counted.
+        Main memory that the process needed beyond what it had before; NaN on Windows, where it
+        is unknown. Memory of a GPU is not counted.
     bytes_per_text : float
-        What is kept of a text in the store.
+        What the store keeps per text.
 
     Examples
     --------
-    >>> from skfusion.inspection.cost import ModelCost
+    >>> from skfusion import ModelCost
     >>> float(ModelCost(1.0, 0.25, 2e6, 4096.0))
     0.25
     """
@@ -86,8 +86,7 @@ def measure_costs(
     Examples
     --------
     >>> from sklearn.feature_extraction.text import TfidfVectorizer
-    >>> from skfusion import EmbedderUnion
-    >>> from skfusion.inspection.cost import measure_costs
+    >>> from skfusion import EmbedderUnion, measure_costs
     >>> union = EmbedderUnion([("words", TfidfVectorizer())])
     >>> measure_costs(union, ["a good film", "a dull film"])["words"].bytes_per_text
     0.0
