@@ -361,7 +361,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _choose(self) -> None:
         if self.multimetric_ and not self.refit:
             return
-        metric = self.refit if self.multimetric_ else "score"
+        metric: Any = self.refit if self.multimetric_ else "score"
         choose = self.refit
         if self.cost is not None and not callable(self.refit):
             scores = split_scores(self.cv_results_, self.n_splits_, metric)

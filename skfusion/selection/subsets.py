@@ -266,7 +266,6 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
         routed = self._get_routed_params_for_fit(params)
         cv = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
         splits = list(cv.split(X, y, **routed.splitter.split))
-        baseline_score = self._score_dummy(y, splits, routed.scorer.score)
         models.precompute(X, y)
         search = _SubsetRun(
             models.estimator,
@@ -287,7 +286,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
         for name, value in vars(search).items():
             if name.endswith("_"):
                 setattr(self, name, value)
-        self.baseline_score_ = baseline_score
+        self.baseline_score_ = self._score_dummy(y, splits, routed.scorer.score)
         self._report(search.cv_results_, search.subsets, orders)
         return self
 
@@ -329,13 +328,12 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _score_dummy(self, y: Any, splits: Sequence[Any], score_params: dict[str, Any]) -> float:
         """Score what can be known without any model, on the same folds."""
         dummy = DummyClassifier() if is_classifier(self.estimator) else DummyRegressor()
-        scorer, _ = self._get_scorers()
         results = [
             _fit_and_score(
                 clone(dummy),
                 np.zeros((_num_samples(y), 1)),
                 y,
-                scorer=scorer,
+                scorer=self.scorer_,
                 train=train,
                 test=test,
                 verbose=0,
@@ -346,13 +344,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
             )
             for train, test in splits
         ]
-        scores = [result["test_scores"] for result in results]
-        if isinstance(scores[0], dict):
-            raise ValueError(
-                f"scoring gives several metrics: {', '.join(scores[0])}. Subsets are compared by "
-                f"one: give a scorer that returns a number."
-            )
-        return float(np.mean(scores))
+        return float(np.mean([result["test_scores"] for result in results]))
 
     def _report(
         self, found: dict[str, Any], subsets: Sequence[Subset], orders: Sequence[Subset]
@@ -413,13 +405,25 @@ def _as_blocks(X: Any) -> EmbeddingBlocks | None:
 
 @dataclass(frozen=True)
 class _Models:
-    """The models of a search, and an estimator whose parameters say which of them it has."""
+    """The models of a search, and an estimator whose first step has or lacks each of them."""
 
     names: Subset
     estimator: Any
-    parameters: Callable[[Subset], dict[str, Any]]
-    union: EmbedderUnion | None = None
-    head: str = ""
+    step: str = ""  # the name of that step; "" where the input is one model
+    union: EmbedderUnion | None = None  # that step, unless it selects blocks
+
+    def parameters(self, subset: Subset) -> dict[str, Any]:
+        """Return the parameters of the estimator that keep these models only."""
+        if self.union is not None:
+            return {f"{self.step}__{name}": "drop" for name in self.names if name not in subset}
+        return {f"{self.step}__blocks": subset} if self.step else {}
+
+    def route(self, routed: Any) -> Any:
+        """Rename the parameters of `fit` where a step was put before the user's estimator."""
+        if self.step and self.union is None and not get_config()["enable_metadata_routing"]:
+            given = routed.estimator.fit
+            routed.estimator.fit = {f"estimator__{name}": value for name, value in given.items()}
+        return routed
 
     def precompute(self, X: Any, y: Any) -> None:
         """Pass the texts through the language models, so that every fit finds their vectors."""
@@ -429,13 +433,6 @@ class _Models:
         if len(others) < len(self.union.embedders):
             clone(self.union).set_params(**dict.fromkeys(others, "drop")).fit_transform(X, y)
 
-    def route(self, routed: Any) -> Any:
-        """Name the parameters of `fit` as the estimator with a step before it does."""
-        if self.head and not get_config()["enable_metadata_routing"]:
-            given = routed.estimator.fit
-            routed.estimator.fit = {f"{self.head}__{name}": p for name, p in given.items()}
-        return routed
-
 
 def _read_models(estimator: Any, X: Any) -> _Models:
     """Find the models of an estimator and its input."""
@@ -444,22 +441,13 @@ def _read_models(estimator: Any, X: Any) -> _Models:
         names = tuple(name for name, embedder in union.embedders if is_kept(embedder))
         if not names:
             raise ValueError("Every embedder of the union is dropped. Keep at least one.")
-        return _Models(
-            names,
-            estimator,
-            lambda subset: {f"{step}__{name}": "drop" for name in names if name not in subset},
-            union=union,
-        )
+        return _Models(names, estimator, step, union)
     blocks = _as_blocks(X)
     if blocks is None:
-        return _Models(("block0",), estimator, lambda subset: {})
-    selector = _BlockSelector(blocks.names)
-    return _Models(
-        blocks.names,
-        Pipeline([("select", selector), ("estimator", estimator)]),
-        lambda subset: {"select__blocks": subset},
-        head="estimator",
-    )
+        return _Models(("block0",), estimator)
+    select = _BlockSelector(blocks.names)
+    pipeline = Pipeline([("select", select), ("estimator", estimator)])
+    return _Models(blocks.names, pipeline, "select")
 
 
 class _SubsetRun(BaseSearchCV):  # type: ignore[misc]
@@ -498,9 +486,17 @@ class _SubsetRun(BaseSearchCV):  # type: ignore[misc]
             self.subsets += new
             columns = {"n_blocks": np.array([len(subset) for subset in new])}
             columns |= subset_costs(self.cost, names, new)
-            return evaluate_candidates(
+            results = evaluate_candidates(
                 [self.models.parameters(subset) for subset in new], more_results=columns
             )
+            if "mean_test_score" not in results:
+                means = [key for key in results if key.startswith("mean_test_")]
+                raise ValueError(
+                    f"scoring gives several metrics: "
+                    f"{', '.join(key.removeprefix('mean_test_') for key in means)}. Subsets are "
+                    f"compared by one: give a scorer that returns a number."
+                )
+            return results
 
         singles = [(name,) for name in names]
         if self.strategy == "greedy":
