@@ -521,5 +521,5 @@ class _SubsetRun(BaseSearchCV):  # type: ignore[misc]
 
     def _select_best_index(self, refit: Any, refit_metric: str, results: dict[str, Any]) -> int:
         rows = np.flatnonzero(np.isin(results["n_blocks"], self.sizes))
-        scores = split_scores(results, self.n_splits_)[rows]
+        scores = split_scores(results, len(self.cv))[rows]
         return int(rows[cheapest_within_one_error(scores, results["cost"][rows])])
