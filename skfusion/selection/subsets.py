@@ -480,39 +480,38 @@ class _SubsetRun(BaseSearchCV):  # type: ignore[misc]
     def _run_search(self, evaluate_candidates: Callable[..., dict[str, Any]]) -> None:
         names = self.models.names
 
-        def evaluate(subsets: Iterable[Iterable[str]]) -> dict[str, Any]:
+        def evaluate(subsets: Iterable[Iterable[str]]) -> Any:
+            """Return the mean scores of new subsets, or None where none of them can be fitted."""
             ordered = (tuple(name for name in names if name in subset) for subset in subsets)
             new = list(dict.fromkeys(ordered))
-            self.subsets += new
             columns = {"n_blocks": np.array([len(subset) for subset in new])}
             columns |= subset_costs(self.cost, names, new)
-            results = evaluate_candidates(
-                [self.models.parameters(subset) for subset in new], more_results=columns
-            )
+            candidates = [self.models.parameters(subset) for subset in new]
+            try:
+                results = evaluate_candidates(candidates, more_results=columns)
+            except ValueError as error:  # scikit-learn's, where all fits of a call fail
+                if self.error_score == "raise" or not self.subsets:
+                    raise
+                warnings.warn(str(error), FitFailedWarning, stacklevel=2)
+                return None
+            self.subsets += new
             if "mean_test_score" not in results:
-                means = [key for key in results if key.startswith("mean_test_")]
+                metrics = [key[10:] for key in results if key.startswith("mean_test_")]
                 raise ValueError(
-                    f"scoring gives several metrics: "
-                    f"{', '.join(key.removeprefix('mean_test_') for key in means)}. Subsets are "
-                    f"compared by one: give a scorer that returns a number."
+                    f"scoring gives several metrics: {', '.join(metrics)}. Subsets are compared "
+                    f"by one: give a scorer that returns a number."
                 )
-            return results
+            return results["mean_test_score"][-len(new) :]
 
         singles = [(name,) for name in names]
         if self.strategy == "greedy":
             chosen: Subset = ()
             while len(chosen) < max(self.sizes):
-                begun = len(self.subsets)
-                try:
-                    results = evaluate({*chosen, name} for name in names if name not in chosen)
-                except ValueError as error:
-                    if not chosen or self.error_score == "raise":
-                        raise
-                    del self.subsets[begun:]
-                    warnings.warn(str(error), FitFailedWarning, stacklevel=2)
-                    break  # no subset of this size can be fitted
-                scores = np.nan_to_num(results["mean_test_score"][begun:], nan=-np.inf)
-                chosen = self.subsets[begun + int(np.argmax(scores))]
+                scores = evaluate({*chosen, name} for name in names if name not in chosen)
+                if scores is None:
+                    break
+                best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
+                chosen = self.subsets[best - len(scores)]
         elif self.strategy == "shapley":
             lengths = range(1, len(names) + 1)
             evaluate([*singles, *(order[:n] for n in lengths for order in self.orders)])
