@@ -372,17 +372,19 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.shapley_ = values
 
 
-class _BlockSelector(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class BlockSelector(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Keeps some blocks of its input, which may have others."""
 
     def __init__(self, blocks: Sequence[str]) -> None:
         self.blocks = blocks
 
-    def fit(self, X: Any, y: Any = None) -> _BlockSelector:
-        validate_data(self, X, skip_check_array=True)  # keeps the number and names of columns
+    def fit(self, X: Any, y: Any = None) -> BlockSelector:
+        """Learn the number of columns, and their names."""
+        validate_data(self, X, skip_check_array=True)
         return self
 
     def transform(self, X: Any) -> EmbeddingBlocks:
+        """Return the blocks in the order of the parameter."""
         blocks = _as_blocks(X)
         if blocks is None:
             raise ValueError(
@@ -445,7 +447,7 @@ def _read_models(estimator: Any, X: Any) -> _Models:
     blocks = _as_blocks(X)
     if blocks is None:
         return _Models(("block0",), estimator)
-    select = _BlockSelector(blocks.names)
+    select = BlockSelector(blocks.names)
     pipeline = Pipeline([("select", select), ("estimator", estimator)])
     return _Models(blocks.names, pipeline, "select")
 
