@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one model costs; as a number, ``float(cost)``, the seconds a text.
+    """What one model costs; as a number, ``float(cost)``, the seconds per text.
 
     Attributes
     ----------
@@ -31,16 +31,16 @@ class ModelCost:
         Time until the weights are in memory and one text has passed; 0.0 for an embedder
         without a language model.
     seconds_per_text : float
-        Time to embed a text after that.
+        Time to embed one text after that.
     peak_bytes : float
-        Main memory that the process needed beyond what it had before; NaN on Windows, which
-        does not tell. Memory of a GPU is not counted.
+        Main memory that the process needed beyond what it had before; NaN on Windows, where it
+        is unknown. Memory of a GPU is not counted.
     bytes_per_text : float
-        What is kept of a text in the store.
+        What the store keeps per text.
 
     Examples
     --------
-    >>> from skfusion.inspection.cost import ModelCost
+    >>> from skfusion import ModelCost
     >>> float(ModelCost(1.0, 0.25, 2e6, 4096.0))
     0.25
     """
@@ -86,8 +86,7 @@ def measure_costs(
     Examples
     --------
     >>> from sklearn.feature_extraction.text import TfidfVectorizer
-    >>> from skfusion import EmbedderUnion
-    >>> from skfusion.inspection.cost import measure_costs
+    >>> from skfusion import EmbedderUnion, measure_costs
     >>> union = EmbedderUnion([("words", TfidfVectorizer())])
     >>> measure_costs(union, ["a good film", "a dull film"])["words"].bytes_per_text
     0.0
@@ -107,12 +106,12 @@ def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
     """Run one embedder; called in a process that has not run anything."""
     with tempfile.TemporaryDirectory(prefix="skfusion-cost-") as folder:
         store, warmup = Path(folder, "store"), Path(folder, "warmup")
-        models = _language_models(embedder)
+        models = language_models(embedder)
         alike = [
             clone(model).set_params(layer=-1, pooling="mean", memory=warmup).fit(texts[:1])
             for model in models
         ]  # fitting imports libraries, which are not part of a model's cost
-        memory_before, start = _highest_memory(), time.perf_counter()
+        memory_before, start = _peak_memory(), time.perf_counter()
         for model, one in zip(models, alike, strict=True):
             model.set_params(memory=store)
             one.precompute(texts[:1], verbose=0)
@@ -123,20 +122,21 @@ def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
     return ModelCost(
         load_seconds=loaded - start if models else 0.0,
         seconds_per_text=(done - loaded) / len(texts),
-        peak_bytes=_highest_memory() - memory_before,
+        peak_bytes=_peak_memory() - memory_before,
         bytes_per_text=stored / len(set(texts)),
     )
 
 
-def _language_models(embedder: Any) -> list[LLMLayerEmbedder]:
-    parts = [embedder, *embedder.get_params(deep=True).values()]
-    return [part for part in parts if isinstance(part, LLMLayerEmbedder)]
+def language_models(embedder: Any) -> list[LLMLayerEmbedder]:
+    """Return the language models that an embedder of a union is or contains."""
+    params = embedder.get_params(deep=True) if hasattr(embedder, "get_params") else {}
+    return [part for part in (embedder, *params.values()) if isinstance(part, LLMLayerEmbedder)]
 
 
-def _highest_memory() -> float:
-    """Give the most memory that this process has had so far, in bytes."""
+def _peak_memory() -> float:
+    """Return the most memory that this process has had so far, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # on Linux getrusage tells the highest of the parent too
+    if status.exists():  # on Linux getrusage includes the peak of the parent
         (line,) = (row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
         return 1024.0 * int(line.split()[1])
     if sys.platform == "win32":

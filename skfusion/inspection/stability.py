@@ -16,32 +16,12 @@ Against = Literal["best", "mean"]
 
 
 def expected_minimum(scores: ArrayLike, m: int) -> float:
-    """Expect the lowest of m scores that are drawn without replacement.
+    """Return the expected lowest of m scores that are drawn without replacement.
 
     The lowest of many scores is lower than that of few, whatever they are scores of. Groups of
     different sizes are compared by the minimum that m members of each are expected to have:
     with the n scores sorted in ascending order, Σ_i s_(i) C(n - i, m - 1) / C(n, m).
 
-    Parameters
-    ----------
-    scores : array-like of shape (n,)
-        The scores.
-    m : int
-        How many are drawn, from 1 (the mean) to n (the minimum).
-
-    Returns
-    -------
-    float
-        The expected minimum.
-
-    Raises
-    ------
-    ValueError
-        If `scores` is not 1-D, or `m` is out of range.
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import expected_minimum
     >>> round(expected_minimum([0.1, 0.2, 0.6], 2), 4)  # (0.1 + 0.1 + 0.2) / 3
     0.1333
     """
@@ -56,84 +36,39 @@ def expected_minimum(scores: ArrayLike, m: int) -> float:
 
 
 def cvar(scores: ArrayLike, alpha: float = 0.25) -> float:
-    """Average the worst share of scores (conditional value at risk).
+    """Return the mean of the worst fraction of scores (conditional value at risk).
 
     Of n scores the lowest a = alpha n are averaged; where that is no whole number, the last one
-    counts by the rest: (Σ_{i ≤ k} s_(i) + (a - k) s_(k + 1)) / a with k = floor(a).
+    counts by the rest: (Σ_{i ≤ k} s_(i) + (a - k) s_(k + 1)) / a with k = floor(a). Rockafellar
+    and Uryasev, "Conditional value-at-risk for general loss distributions", Journal of Banking &
+    Finance 26 (2002), proposition 8.
 
-    Parameters
-    ----------
-    scores : array-like of shape (n,)
-        The scores, higher being better.
-    alpha : float, default=0.25
-        The share, in (0, 1]; 1 gives the mean.
-
-    Returns
-    -------
-    float
-        The mean of the worst share.
-
-    Raises
-    ------
-    ValueError
-        If `scores` is not 1-D, or `alpha` is out of range.
-
-    References
-    ----------
-    Rockafellar and Uryasev, "Conditional value-at-risk for general loss distributions", Journal
-    of Banking & Finance 26 (2002), proposition 8.
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import cvar
     >>> cvar([0.5, 0.25, 1.0, 1.0], alpha=0.5)
     0.375
     """
     ascending = np.sort(_one_dimensional(scores))
     if not 0 < alpha <= 1:
-        raise ValueError(f"alpha={alpha} must be a share, above 0 and at most 1.")
-    share = alpha * len(ascending)
-    weights = np.clip(share - np.arange(len(ascending)), 0, 1)
-    return float(ascending @ weights / share)
+        raise ValueError(f"alpha={alpha} must be a fraction, above 0 and at most 1.")
+    n_worst = alpha * len(ascending)
+    weights = np.clip(n_worst - np.arange(len(ascending)), 0, 1)
+    return float(ascending @ weights / n_worst)
 
 
 def complementarity(
     scores: ArrayLike, member_scores: ArrayLike, *, against: Against = "best"
 ) -> Floats:
-    """Tell by how much sets are better than what they consist of.
+    """Return by how much sets score higher than their best member alone, or its mean member.
 
-    Parameters
-    ----------
-    scores : array-like of shape (n_sets,)
-        The score of each set.
-    member_scores : array-like of shape (n_sets, n_members)
-        The scores that the members of each set reach alone.
-    against : {"best", "mean"}, default="best"
-        Whether the best member is subtracted, or the mean over the members.
+    `member_scores` has one row per set and one column per member.
 
-    Returns
-    -------
-    ndarray of float64, shape (n_sets,)
-        Differences; positive where the set is better.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, or `against` is unknown.
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import complementarity
     >>> complementarity([0.75, 0.5], [[0.5, 0.25], [0.5, 1.0]])
     array([ 0.25, -0.5 ])
-    >>> complementarity([0.75, 0.5], [[0.5, 0.25], [0.5, 1.0]], against="mean")
-    array([ 0.375, -0.25 ])
     """
     totals, members = _one_dimensional(scores), np.asarray(member_scores, dtype=np.float64)
     if members.ndim != 2 or len(members) != len(totals) or not members.shape[1]:
         raise ValueError(
             f"member_scores of shape {members.shape} do not fit {len(totals)} scores. Give one "
-            f"row a set, one column a member."
+            f"row per set, one column per member."
         )
     if against not in ("best", "mean"):
         raise ValueError(f"against={against!r} is not known. Use 'best' or 'mean'.")
@@ -142,80 +77,32 @@ def complementarity(
 
 
 def harm_rate(scores: ArrayLike, member_scores: ArrayLike, *, against: Against = "best") -> float:
-    """Give the share of sets that are worse than what they consist of.
-
-    Parameters
-    ----------
-    scores : array-like of shape (n_sets,)
-        The score of each set.
-    member_scores : array-like of shape (n_sets, n_members)
-        The scores that the members of each set reach alone.
-    against : {"best", "mean"}, default="best"
-        Whether a set is compared with its best member, or with the mean over its members.
-
-    Returns
-    -------
-    float
-        The share, from 0 to 1.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, or `against` is unknown.
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import harm_rate
-    >>> harm_rate([0.75, 0.5], [[0.5, 0.25], [0.5, 1.0]])
-    0.5
-    """
+    """Return the fraction of sets that score lower than their best, or their mean, member."""
     return float(np.mean(complementarity(scores, member_scores, against=against) < 0))
 
 
 def shapley_values(values: Mapping[frozenset[Member], float]) -> dict[Member, float]:
-    """Share the value of the whole among its members.
+    """Return the Shapley value of each member, from the values of all 2^n subsets.
 
     φ_i = Σ_{S without i} |S|! (n - |S| - 1)! / n! (v(S and i) - v(S)): what i adds, averaged
-    over all orders in which the members may come. The shares add up to v(all) - v(none).
+    over all orders in which the members may come. They add up to v(all) - v(none). Shapley, "A
+    value for n-person games", Contributions to the Theory of Games II (1953).
 
-    Parameters
-    ----------
-    values : mapping of frozenset to float
-        v of every one of the 2^n subsets, the empty one among them.
-
-    Returns
-    -------
-    dict of member to float
-        Each member's share.
-
-    Raises
-    ------
-    ValueError
-        If the value of a subset is missing; `sampled_shapley_values` needs fewer.
-
-    References
-    ----------
-    Shapley, "A value for n-person games", Contributions to the Theory of Games II (1953).
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import shapley_values
     >>> worth = {frozenset(): 0.0, frozenset("a"): 0.5, frozenset("b"): 0.25, frozenset("ab"): 1.0}
     >>> shapley_values(worth)
     {'a': 0.625, 'b': 0.375}
     """
     members = _members(values)
     n = len(members)
-    shares = dict.fromkeys(members, 0.0)
+    found = dict.fromkeys(members, 0.0)
     for member in members:
         others = [other for other in members if other != member]
         for size in range(n):
             weight = factorial(size) * factorial(n - size - 1) / factorial(n)
             for subset in map(frozenset, combinations(others, size)):
-                shares[member] += weight * (
-                    _value(values, subset | {member}) - _value(values, subset)
-                )
-    return shares
+                added = _value(values, subset | {member}) - _value(values, subset)
+                found[member] += weight * added
+    return found
 
 
 def sampled_shapley_values(
@@ -225,77 +112,33 @@ def sampled_shapley_values(
 
     The estimate is the mean over the orders of what a member adds to those before it. It is
     unbiased where orders are drawn uniformly, and adds up to v(all) - v(none) for any of them.
-
-    Parameters
-    ----------
-    values : mapping of frozenset to float
-        v of every beginning of every order, the empty one among them.
-    orders : iterable of sequence
-        Permutations of all members.
-
-    Returns
-    -------
-    dict of member to float
-        Each member's share.
-
-    Raises
-    ------
-    ValueError
-        If there is no order, or the value of a beginning is missing.
-
-    References
-    ----------
     Castro, Gómez and Tejada, "Polynomial calculation of the Shapley value based on sampling",
     Computers & Operations Research 36 (2009).
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import sampled_shapley_values
-    >>> worth = {frozenset(): 0.0, frozenset("a"): 0.5, frozenset("b"): 0.25, frozenset("ab"): 1.0}
-    >>> sampled_shapley_values(worth, [["b", "a"], ["a", "b"]])
-    {'a': 0.625, 'b': 0.375}
     """
     listed = list(orders)
     if not listed:
         raise ValueError("No order is given. Give one permutation of the members at least.")
-    shares = dict.fromkeys(_members(values), 0.0)
+    found = dict.fromkeys(_members(values), 0.0)
     for order in listed:
         for i, member in enumerate(order):
             before = frozenset(order[:i])
             added = _value(values, before | {member}) - _value(values, before)
-            shares[member] += added / len(listed)
-    return shares
+            found[member] += added / len(listed)
+    return found
 
 
 def pareto_front(scores: ArrayLike, costs: ArrayLike) -> NDArray[np.intp]:
-    """Find what is not beaten: nothing else scores as high for less, or higher for as much.
+    """Return the positions that are not beaten, from the cheapest to the best.
 
-    Parameters
-    ----------
-    scores : array-like of shape (n,)
-        Scores, higher being better; NaN is never on the front.
-    costs : array-like of shape (n,)
-        Costs, lower being better.
+    Nothing else scores as high for less, or higher for as much. Of equals the first is taken;
+    NaN is never on the front.
 
-    Returns
-    -------
-    ndarray of int, shape (n_front,)
-        Positions, from the cheapest to the best. Of equals the first is taken.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
-
-    Examples
-    --------
-    >>> from skfusion.inspection.stability import pareto_front
     >>> pareto_front([0.5, 0.75, 0.625, 0.875], [1, 2, 3, 4])
     array([0, 1, 3])
     """
     values, prices = _one_dimensional(scores), _one_dimensional(costs)
     if len(values) != len(prices):
-        raise ValueError(f"{len(values)} scores and {len(prices)} costs. Give one cost a score.")
+        raise ValueError(f"{len(values)} scores and {len(prices)} costs. Give one cost per score.")
     front: list[int] = []
     highest = -np.inf
     for i in np.lexsort((-values, prices)):
@@ -313,7 +156,7 @@ def _one_dimensional(values: ArrayLike) -> Floats:
 
 
 def _members(values: Mapping[frozenset[Member], float]) -> list[Member]:
-    """List the members in the order in which they first appear."""
+    """Return the members in the order in which they first appear."""
     return list(dict.fromkeys(member for subset in values for member in subset))
 
 

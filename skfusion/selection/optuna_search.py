@@ -24,10 +24,10 @@ from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import _check_method_params
 from tqdm.auto import tqdm
 
-from .optuna_results import cheapest_near_best, read_results
+from .choice import cheapest_within_one_error, split_scores
 from .optuna_space import Space, read_space
-from .optuna_study import essence, fingerprint, import_optuna, open_storage, open_study
-from .optuna_trials import Callback, Evaluation, TrialRunner, measured_trials
+from .optuna_study import fingerprint, open_storage, open_study
+from .optuna_trials import Callback, Evaluation, TrialRunner, measured_trials, read_results
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -53,12 +53,12 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
         of scipy.stats, or a list of values of any kind. Uniform distributions of scipy become
         Optuna's; of others the quantile is drawn.
 
-        A callable takes an Optuna trial, suggests, and returns the dict of parameters. So can
-        one parameter depend on another; see `fusion_space`. It must return the same for the
+        A callable takes an Optuna trial, suggests, and returns the dict of parameters, so that
+        one parameter can depend on another; see `fusion_space`. It must return the same for the
         same suggestions.
     n_trials : int or None, default=50
-        How many trials the study shall have in all, pruned and failed ones counted. One that
-        draws what was drawn before takes its scores and costs no fit. None goes on until
+        How many trials the study has in the end, pruned and failed ones counted. One that draws
+        what was drawn before takes its scores and needs no fit. None goes on until
         `timeout`.
     timeout : float or None, default=None
         Seconds after which no more trials begin. At least one does.
@@ -75,15 +75,17 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
     study_name : str or None, default=None
         With a `storage`, `fit` goes on with the study of this name if it is there, and raises if
         it was made with another space, estimator, other data, folds or scorers. (The estimator's
-        `memory`, `n_jobs` and `verbose` may be others.) "{data}" in the name stands for a hash of
-        the data, so that each fold of a nested cross-validation has, and goes on with, a study
-        of its own. None makes a new study in each `fit`.
+        `memory`, `n_jobs` and `verbose` may be others; functions count by their name, defaults
+        and what they enclose, so give one a new name when its code changes.) "{data}" in the
+        name stands for a hash of the data, so that each fold of a nested cross-validation has,
+        and goes on with, a study of its own. None makes a new study in each `fit`.
     scoring : str, callable, list, tuple, dict or None, default=None
         As in `GridSearchCV`. With several metrics, the one that `refit` names is maximised, or
         the first where it names none.
     refit : bool, str or callable, default=True
         As in `GridSearchCV`. With a `cost`, the cheapest candidate within one standard error of
-        the best score is chosen.
+        the best is chosen: whose mean difference to it, fold by fold, is at most the standard
+        error of that mean.
     cv : int, cross-validation generator, iterable or None, default=None
         As in `GridSearchCV`. The folds are drawn once and are the same for all trials.
     n_jobs : int or None, default=None
@@ -99,7 +101,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
         Optuna's: called with the study and each trial that ended. They may call
         ``study.stop()``. Those of scikit-learn's `set_callbacks` are not called.
     cost : callable or None, default=None
-        Takes a fitted estimator and the held-out X and y, and gives a number that is minimised
+        Takes a fitted estimator and the held-out X and y, and returns a number that is minimised
         beside the score, on average over the folds. The study has two objectives then, and
         ``study_.best_trials`` is the Pareto front. Not possible together with `pruner`.
     verbose : int, default=0
@@ -148,7 +150,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
     >>> from scipy.stats import loguniform
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import LogisticRegression
-    >>> from skfusion.selection.optuna_search import OptunaSearchCV
+    >>> from skfusion import OptunaSearchCV
     >>> X, y = load_iris(return_X_y=True)
     >>> search = OptunaSearchCV(
     ...     LogisticRegression(max_iter=1000), {"C": loguniform(1e-3, 1e3)}, n_trials=5,
@@ -241,7 +243,13 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
         ImportError, ValueError
             See the class.
         """
-        import_optuna()
+        try:
+            import optuna  # noqa: F401 - what is imported where it is used
+        except ImportError as error:
+            raise ImportError(
+                "OptunaSearchCV needs Optuna, which is not installed. Run: "
+                "pip install skfusion[optuna]"
+            ) from error
         self._check_together()
         scorers, _ = self._get_scorers()
         X, y = indexable(X, y)
@@ -302,7 +310,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
             identity = fingerprint(
                 {
                     "space": space.identity,
-                    "estimator": essence(evaluation.estimator),
+                    "estimator": evaluation.estimator,
                     "data": {"X": evaluation.X, "y": evaluation.y, **params},
                     "cv": evaluation.splits,
                     "scoring": scoring,
@@ -353,14 +361,14 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _choose(self) -> None:
         if self.multimetric_ and not self.refit:
             return
-        metric = self.refit if self.multimetric_ else "score"
+        metric: Any = self.refit if self.multimetric_ else "score"
         choose = self.refit
         if self.cost is not None and not callable(self.refit):
-            error = np.sqrt(max(self.n_splits_ - 1, 1))  # std_test_* divides by n_splits
+            scores = split_scores(self.cv_results_, self.n_splits_, metric)
+            if np.isfinite(scores).all(axis=1).any():
 
-            def choose(results: dict[str, Any]) -> int:
-                mean, std = results[f"mean_test_{metric}"], results[f"std_test_{metric}"]
-                return cheapest_near_best(mean, std / error, results["mean_cost"])
+                def choose(results: dict[str, Any]) -> int:
+                    return cheapest_within_one_error(scores, results["mean_cost"])
 
         self.best_index_ = self._select_best_index(choose, metric, self.cv_results_)
         if not callable(self.refit):
@@ -379,7 +387,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Say that a search is not fitted which was interrupted and has its study only."""
+        """Return False for a search which was interrupted and has its study only."""
         return hasattr(self, "cv_results_")
 
     def __sklearn_clone__(self) -> OptunaSearchCV:

@@ -11,7 +11,7 @@ from scipy.stats import rv_discrete
 from scipy.stats.distributions import rv_frozen
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.distributions import BaseDistribution
 
 #: From what Optuna suggests to the value that the estimator is given.
 Decoder = Callable[[Any], Any]
@@ -24,51 +24,18 @@ _EDGE = 1e-6
 
 @dataclass(frozen=True)
 class Space:
-    """What one trial draws.
+    """What one trial draws, and how the estimator's parameters follow from that."""
 
-    Parameters
-    ----------
-    distributions : dict of str to optuna distribution
-        What is drawn when the trial is asked for; nothing where `decode` suggests by itself.
-    decode : callable
-        Takes a trial, a running one or one that was read from a storage, and gives the
-        parameters of the estimator.
-    identity : object
-        What makes it this space and no other.
-    """
-
-    distributions: dict[str, BaseDistribution]
-    decode: Callable[[Any], dict[str, Any]]
-    identity: Any
+    distributions: dict[str, BaseDistribution]  # empty where `decode` suggests by itself
+    decode: Callable[[Any], dict[str, Any]]  # of a trial, running or read from a storage
+    identity: Any  # what makes it this space and no other
 
 
 def read_space(given: Mapping[str, Any] | Callable[[Any], dict[str, Any]]) -> Space:
     """Read the parameter `param_distributions`.
 
-    Parameters
-    ----------
-    given : mapping of str to distribution, or callable
-        See `OptunaSearchCV`.
-
-    Returns
-    -------
-    Space
-        The space.
-
-    Raises
-    ------
-    ValueError
-        If there is no parameter, or a list of values is empty.
-    TypeError
-        If an entry is neither a distribution nor a list.
-
-    Examples
-    --------
-    >>> from scipy.stats import randint
-    >>> from skfusion.selection.optuna_space import read_space
-    >>> space = read_space({"k": randint(1, 5), "how": ["mean", "last"]})
-    >>> space.distributions["k"]
-    IntDistribution(high=4, log=False, low=1, step=1)
+    >>> read_space({"k": [1, 2], "how": ["mean", "last"]}).distributions["how"]
+    CategoricalDistribution(choices=('mean', 'last'))
     """
     if not isinstance(given, Mapping):
         return Space({}, lambda trial: _check_drawn(given(trial)), given)
@@ -95,7 +62,7 @@ def _read_entry(name: str, given: Any) -> Entry:
     from optuna.distributions import BaseDistribution
 
     if isinstance(given, BaseDistribution):
-        return given, _as_it_is, given
+        return given, _unchanged, given
     if isinstance(given, rv_frozen):
         return _read_scipy(given)
     if isinstance(given, np.ndarray | Sequence) and not isinstance(given, str | bytes):
@@ -106,14 +73,19 @@ def _read_entry(name: str, given: Any) -> Entry:
     )
 
 
-def _as_it_is(drawn: Any) -> Any:
+def _unchanged(drawn: Any) -> Any:
     return drawn
 
 
 def _read_values(name: str, values: list[Any]) -> Entry:
+    from optuna.distributions import CategoricalDistribution
+
     if not values:
         raise ValueError(f"param_distributions[{name!r}] is an empty list. Give it values.")
-    distribution = _choices(values)
+    # Values stand for themselves where a storage can hold them and tell them apart.
+    primitive = all(v is None or isinstance(v, bool | int | float | str) for v in values)
+    distinct = primitive and len(set(values)) == len(values) and all(v == v for v in values)
+    distribution = CategoricalDistribution(values if distinct else range(len(values)))
     return (
         distribution,
         lambda drawn: values[distribution.choices.index(drawn)],
@@ -121,51 +93,19 @@ def _read_values(name: str, values: list[Any]) -> Entry:
     )
 
 
-def _choices(values: list[Any]) -> CategoricalDistribution:
-    """Let values stand for themselves where a storage can hold them and tell them apart."""
-    from optuna.distributions import CategoricalDistribution
-
-    primitive = all(v is None or isinstance(v, bool | int | float | str) for v in values)
-    distinct = primitive and len(set(values)) == len(values) and all(v == v for v in values)
-    return CategoricalDistribution(values if distinct else range(len(values)))
-
-
 def _read_scipy(given: Any) -> Entry:
-    identity = (given.dist.name, given.args, given.kwds)
-    if given.dist.name in _TRANSLATIONS:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    name, identity = given.dist.name, (given.dist.name, given.args, given.kwds)
+    if name in ("uniform", "loguniform", "reciprocal", "randint"):  # Optuna has them itself
         low, high = (bound.item() for bound in given.support())
-        return _TRANSLATIONS[given.dist.name](low, high), _as_it_is, identity
+        if name == "randint":
+            return IntDistribution(low, high), _unchanged, identity
+        return FloatDistribution(low, high, log=name != "uniform"), _unchanged, identity
     whole = isinstance(given.dist, rv_discrete)
 
     def quantile(drawn: float) -> float:
         value = given.ppf(drawn)
         return int(value) if whole else float(value)
 
-    return _uniform(_EDGE, 1 - _EDGE), quantile, identity
-
-
-def _uniform(low: float, high: float) -> BaseDistribution:
-    from optuna.distributions import FloatDistribution
-
-    return FloatDistribution(low, high)
-
-
-def _log_uniform(low: float, high: float) -> BaseDistribution:
-    from optuna.distributions import FloatDistribution
-
-    return FloatDistribution(low, high, log=True)
-
-
-def _integers(low: int, high: int) -> BaseDistribution:
-    from optuna.distributions import IntDistribution
-
-    return IntDistribution(low, high)
-
-
-# Those that Optuna has itself; of all others it draws the quantile.
-_TRANSLATIONS: dict[str, Callable[[Any, Any], BaseDistribution]] = {
-    "uniform": _uniform,
-    "loguniform": _log_uniform,
-    "reciprocal": _log_uniform,
-    "randint": _integers,
-}
+    return FloatDistribution(_EDGE, 1 - _EDGE), quantile, identity

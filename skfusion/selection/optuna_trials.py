@@ -16,64 +16,35 @@ from sklearn.utils.metaestimators import _safe_split
 from sklearn.utils.parallel import Parallel, delayed
 
 from .optuna_space import Space
-from .optuna_study import make_sampler, stoppable
+from .optuna_study import stoppable
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
-#: The trial's attribute that holds what each fold gave. A trial without it was never measured to
-#: its end: it is a leftover of a search that was interrupted.
+#: The trial's attribute that holds the results of its folds. A trial without it was never
+#: measured to its end: it is a leftover of a search that was interrupted.
 FOLDS = "skfusion:folds"
 
-#: What one fold gave: the dict of scikit-learn's `_fit_and_score`, and the cost.
+#: The result of one fold: the dict of scikit-learn's `_fit_and_score`, and the cost.
 Fold = dict[str, Any]
 Callback = Callable[["Study", "FrozenTrial"], None]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What every trial is measured by.
-
-    Parameters
-    ----------
-    estimator : estimator
-        What is cloned and given the parameters.
-    X, y : array-like
-        All rows.
-    splits : sequence of (train, test)
-        Row numbers of each fold.
-    options : mapping
-        Arguments of scikit-learn's `_fit_and_score`, the scorer among them.
-    metric : str or None
-        Which score is maximised, where there are several; None is the first one.
-    cost : callable or None
-        What is minimised beside it.
-    """
+    """How every trial is measured."""
 
     estimator: Any
     X: Any
     y: Any
     splits: Sequence[tuple[Any, Any]]
-    options: Mapping[str, Any]
-    metric: str | None
+    options: Mapping[str, Any]  # arguments of `_fit_and_score`, the scorer among them
+    metric: str | None  # the one of several scores that is maximised; None is the first one
     cost: Callable[[Any, Any, Any], float] | None
 
     def job(self, params: dict[str, Any], fold: int) -> Any:
-        """Give the measurement of one fold as a task of joblib's.
-
-        Parameters
-        ----------
-        params : dict
-            The trial's parameters.
-        fold : int
-            Which split.
-
-        Returns
-        -------
-        tuple
-            The task; it gives a `Fold`.
-        """
+        """Return a task of joblib's that measures one fold."""
         train, test = self.splits[fold]
         return delayed(_measure)(
             clone(self.estimator),
@@ -87,20 +58,8 @@ class Evaluation:
         )
 
     def objectives(self, folds: Sequence[Fold]) -> list[float]:
-        """Average what is maximised, and what is minimised beside it.
-
-        Parameters
-        ----------
-        folds : sequence of Fold
-            What the folds gave.
-
-        Returns
-        -------
-        list of float
-            The score, and the cost where there is one.
-        """
-        scores = [self._score(fold["test_scores"]) for fold in folds]
-        values = [float(np.mean(scores))]
+        """Return the mean score of some folds, and their mean cost where there is one."""
+        values = [float(np.mean([self._score(fold["test_scores"]) for fold in folds]))]
         if self.cost is not None:
             values.append(float(np.mean([fold["cost"] for fold in folds])))
         return values
@@ -122,42 +81,24 @@ def _measure(
         fitted = fold.pop("estimator")
         held_out = _safe_split(fitted, X, y, test, train)
         fold["cost"] = np.nan if fold["fit_error"] else cost(fitted, *held_out)
-    return {name: _plain(value) for name, value in fold.items()}
+    return {name: _to_json(value) for name, value in fold.items()}
 
 
-def _plain(value: Any) -> Any:
-    """Make numbers that JSON knows, in which databases keep them."""
+def _to_json(value: Any) -> Any:
+    """Convert numbers to those that JSON has, in which databases keep them."""
     if isinstance(value, dict):
-        return {name: _plain(number) for name, number in value.items()}
+        return {name: _to_json(number) for name, number in value.items()}
     return float(value) if isinstance(value, Real) else value
 
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials of a study.
-
-    Parameters
-    ----------
-    study : Study
-        Where trials come from, and where they are told.
-    space : Space
-        What a trial draws.
-    evaluation : Evaluation
-        How it is measured.
-    default_sampler : bool
-        Whether each trial is drawn by a new `make_sampler`, and not by the study's sampler.
-    seed : int or None
-        The seed of these.
-    prune : bool
-        Whether the study's pruner is asked after each fold.
-    callbacks : sequence of callable
-        Called with the study and each trial that was told.
-    """
+    """Runs trials of a study."""
 
     study: Study
     space: Space
     evaluation: Evaluation
-    default_sampler: bool
+    default_sampler: bool  # whether to draw each trial by a new sampler, made from the seed
     seed: int | None
     prune: bool
     callbacks: Sequence[Callback]
@@ -165,21 +106,10 @@ class TrialRunner:
     def run(
         self, *, n_trials: int | None, timeout: float | None, n_jobs: int | None, progress: Any
     ) -> None:
-        """Run trials until the study has enough, the time is over, or it is stopped.
+        """Run trials until the study has `n_trials`, the time is over, or it is stopped.
 
         As many trials as there are workers are asked for at once. The workers share their folds
         and touch neither study nor storage.
-
-        Parameters
-        ----------
-        n_trials : int or None
-            How many measured trials the study shall have in all.
-        timeout : float or None
-            After how many seconds no more trials begin.
-        n_jobs : int or None
-            Number of joblib's workers.
-        progress : tqdm
-            Told how many trials the study has.
         """
         start, size = time.monotonic(), effective_n_jobs(n_jobs)
         limit = np.inf if timeout is None else timeout
@@ -212,10 +142,16 @@ class TrialRunner:
             raise
 
     def _ask(self) -> Trial:
+        from optuna.samplers import TPESampler
+
         if self.default_sampler:
-            self.study.sampler = make_sampler(
-                self.seed, len(self.study.get_trials(deepcopy=False))
-            )
+            seed = self.seed
+            if seed is not None:
+                # A search that is resumed, or runs beside another one, must not draw again what
+                # was drawn with the same seed before.
+                begun = len(self.study.get_trials(deepcopy=False))
+                seed = int(np.random.SeedSequence([seed, begun]).generate_state(1)[0])
+            self.study.sampler = TPESampler(seed=seed)
         return self.study.ask(self.space.distributions)
 
     def _measure_all(self, trials: list[Trial], parallel: Any) -> list[list[Fold]]:
@@ -235,10 +171,10 @@ class TrialRunner:
             for (i, _), result in zip(pairs, results, strict=True):
                 measured[i].append(result)
             if self.prune:
-                going_on = [i for i in going_on if not self._is_hopeless(trials[i], measured[i])]
+                going_on = [i for i in going_on if not self._should_prune(trials[i], measured[i])]
         return measured
 
-    def _is_hopeless(self, trial: Trial, folds: list[Fold]) -> bool:
+    def _should_prune(self, trial: Trial, folds: list[Fold]) -> bool:
         """Report the mean of the folds so far and ask the pruner."""
         (value,) = self.evaluation.objectives(folds)
         if len(folds) == len(self.evaluation.splits) or not np.isfinite(value):
@@ -266,17 +202,25 @@ def _drawn(trial: Trial | FrozenTrial) -> tuple[tuple[str, Any], ...]:
 
 
 def measured_trials(study: Study) -> list[FrozenTrial]:
-    """List the trials that were not interrupted: complete, pruned, and failed in `fit`.
-
-    Parameters
-    ----------
-    study : Study
-        The study.
-
-    Returns
-    -------
-    list of FrozenTrial
-        In the order in which they were asked for.
-    """
+    """Return the trials that were not interrupted: complete, pruned, and failed in `fit`."""
     trials = study.get_trials(deepcopy=False)
     return [trial for trial in trials if trial.state.is_finished() and FOLDS in trial.user_attrs]
+
+
+def read_results(
+    study: Study, n_splits: int
+) -> tuple[list[FrozenTrial], list[Fold], dict[str, list[Any]]]:
+    """Return the trials that were not pruned, their folds in order, and their own columns."""
+    measured = measured_trials(study)
+    trials = [trial for trial in measured if len(trial.user_attrs[FOLDS]) == n_splits]
+    if not trials:
+        raise ValueError(
+            f"None of the {len(measured)} trials was measured on all {n_splits} folds. Use a more "
+            f"patient pruner (n_startup_trials), or more trials."
+        )
+    folds = [dict(fold) for trial in trials for fold in trial.user_attrs[FOLDS]]
+    columns: dict[str, list[Any]] = {"trial_number": [trial.number for trial in trials]}
+    if "cost" in folds[0]:
+        costs = np.reshape([fold.pop("cost") for fold in folds], (-1, n_splits))
+        columns["mean_cost"] = costs.mean(axis=1).tolist()
+    return trials, folds, columns

@@ -11,7 +11,6 @@ from ..embed.embedder import LLMLayerEmbedder
 from ..embed.layers import resolve_layers, resolve_poolings
 from ..embed.loading import resolve
 from ..embed.union import EmbedderUnion
-from ..fusion.operators import ANY, Width
 from ..fusion.registry import PAPER_OPERATORS, SIDE_BY_SIDE, find_operator
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def layer_space(embedder: LLMLayerEmbedder, layers: Layers = "all") -> list[int]
 
     Examples
     --------
-    >>> from skfusion import LLMLayerEmbedder
-    >>> from skfusion.selection.spaces import layer_space
+    >>> from skfusion import LLMLayerEmbedder, layer_space
     >>> layer_space(LLMLayerEmbedder(tiny_model))
     [0, 1, 2, 3]
     >>> layer_space(LLMLayerEmbedder(tiny_model), "thirds")
@@ -109,7 +107,7 @@ def fusion_grid(
     Returns
     -------
     list of dict of str to list
-        One grid an operator, for `GridSearchCV`.
+        One grid per operator, for `GridSearchCV`.
 
     Raises
     ------
@@ -120,8 +118,7 @@ def fusion_grid(
 
     Examples
     --------
-    >>> from skfusion import EmbedderUnion, LLMLayerEmbedder
-    >>> from skfusion.selection.spaces import fusion_grid
+    >>> from skfusion import EmbedderUnion, LLMLayerEmbedder, fusion_grid
     >>> union = EmbedderUnion([(name, LLMLayerEmbedder(tiny_model)) for name in "ab"])
     >>> grid = fusion_grid(union, ["concat", "hadamard"], layers=[-1])
     >>> grid[1]
@@ -169,7 +166,7 @@ def fusion_space(
     Returns
     -------
     callable
-        Takes an Optuna trial and gives parameters of the pipeline; for `OptunaSearchCV`.
+        Takes an Optuna trial and returns parameters of the pipeline; for `OptunaSearchCV`.
 
     Raises
     ------
@@ -179,8 +176,7 @@ def fusion_space(
     Examples
     --------
     >>> from optuna.trial import FixedTrial
-    >>> from skfusion import EmbedderUnion, LLMLayerEmbedder
-    >>> from skfusion.selection.spaces import fusion_space
+    >>> from skfusion import EmbedderUnion, LLMLayerEmbedder, fusion_space
     >>> union = EmbedderUnion([(name, LLMLayerEmbedder(tiny_model)) for name in "ab"])
     >>> space = fusion_space(union, subsets=True)
     >>> space(FixedTrial({"embed__models": "a", "embed__a__layer": 2}))
@@ -192,7 +188,7 @@ def fusion_space(
 
 
 @dataclass(frozen=True)
-class _Model:
+class _EmbedderSpace:
     """What is searched of one embedder of the union, and what is known of its output."""
 
     values: Values
@@ -204,7 +200,7 @@ class _Model:
 class _FusionSpace:
     """A callable that can be pickled and hashed."""
 
-    models: dict[str, _Model]
+    models: dict[str, _EmbedderSpace]
     settings: dict[str, Values]
     subsets: bool
     embed: str
@@ -234,7 +230,7 @@ class _FusionSpace:
 
 
 def _suggest(trial: Any, name: str, values: list[Any]) -> Any:
-    """Suggest layers in a row as numbers, whose order a sampler can use."""
+    """Suggest layers that follow each other as numbers, whose order a sampler can use."""
     if len(values) == 1:
         return values[0]
     if values == list(range(len(values))):
@@ -250,7 +246,7 @@ def _source(embedder: LLMLayerEmbedder) -> Source:
 
 def _read_models(
     union: EmbedderUnion, layers: Layers, poolings: Sequence[str] | None, embed: str
-) -> dict[str, _Model]:
+) -> dict[str, _EmbedderSpace]:
     if not isinstance(union, EmbedderUnion):
         raise TypeError(
             f"union must be an EmbedderUnion, got {union!r}. Of a single model use layer_space."
@@ -264,8 +260,11 @@ def _read_models(
     }
 
 
-def _read_model(path: str, embedder: Any, layers: Layers, poolings: list[str] | None) -> _Model:
-    parts = {path: embedder, **_nested(path, embedder)}
+def _read_model(
+    path: str, embedder: Any, layers: Layers, poolings: list[str] | None
+) -> _EmbedderSpace:
+    params = embedder.get_params(deep=True) if hasattr(embedder, "get_params") else {}
+    parts = {path: embedder, **{f"{path}__{name}": part for name, part in params.items()}}
     found = {where: part for where, part in parts.items() if isinstance(part, LLMLayerEmbedder)}
     values: Values = {}
     n_blocks = 0
@@ -275,16 +274,12 @@ def _read_model(path: str, embedder: Any, layers: Layers, poolings: list[str] | 
             values[f"{where}__pooling"] = poolings
         one = poolings is not None or isinstance(part.pooling, str)
         n_blocks += 1 if one else len(part.pooling)
-    return _Model(values, max(n_blocks, 1), [_source(part).width for part in found.values()])
+    return _EmbedderSpace(
+        values, max(n_blocks, 1), [_source(part).width for part in found.values()]
+    )
 
 
-def _nested(path: str, embedder: Any) -> dict[str, Any]:
-    if not hasattr(embedder, "get_params"):
-        return {}
-    return {f"{path}__{name}": part for name, part in embedder.get_params(deep=True).items()}
-
-
-def _several_blocks(models: Iterable[_Model]) -> bool:
+def _several_blocks(models: Iterable[_EmbedderSpace]) -> bool:
     return sum(model.n_blocks for model in models) > 1
 
 
@@ -295,7 +290,7 @@ def _alone(fuse: str) -> Values:
 def _read_settings(
     operators: Iterable[Setting],
     n_components: Sequence[int] | None,
-    models: Mapping[str, _Model],
+    models: Mapping[str, _EmbedderSpace],
     fuse: str,
 ) -> dict[str, Values]:
     """Gather the residuals and widths of each operator."""
@@ -311,24 +306,19 @@ def _read_settings(
     narrowest = min(chain.from_iterable(model.widths for model in models.values()), default=None)
     settings = {name: {f"{fuse}__residual": values} for name, values in residuals.items()}
     for name, values in settings.items():
-        width = _width(name)
-        if n_components is not None and name not in SIDE_BY_SIDE:
-            rounded = [_round_down(n, name, width, narrowest) for n in n_components]
-            values[f"{fuse}__n_components"] = list(dict.fromkeys(rounded))
+        # Those two are no functions of the blocks alone; as for "sum", any width will do.
+        width = find_operator("sum" if name in ("weighted", "gated") else name).width
+        if n_components is None or name in SIDE_BY_SIDE:
+            continue
+        rounded: dict[int, None] = {}
+        for n in n_components:
+            limit = n if narrowest is None else min(n, narrowest)
+            valid = width.largest(limit)
+            if valid is None:
+                raise ValueError(
+                    f"n_components holds {n}, but no width up to {limit} is {width.text}, as "
+                    f"operator {name!r} needs. Use a larger number, or leave the operator out."
+                )
+            rounded[valid] = None
+        values[f"{fuse}__n_components"] = list(rounded)
     return settings
-
-
-def _width(operator: str) -> Width:
-    # Those two are no functions of the blocks alone, so they are not among the others.
-    return ANY if operator in ("weighted", "gated") else find_operator(operator).width
-
-
-def _round_down(n: int, operator: str, width: Width, narrowest: int | None) -> int:
-    limit = n if narrowest is None else min(n, narrowest)
-    rounded = width.largest(limit)
-    if rounded is None:
-        raise ValueError(
-            f"n_components holds {n}, but no width up to {limit} is {width.text}, as operator "
-            f"{operator!r} needs. Use a larger number, or leave the operator out."
-        )
-    return rounded

@@ -7,8 +7,7 @@ from _support import tiny
 from _support.tiny import tiny_texts
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from skfusion import EmbedderUnion, LLMLayerEmbedder, VectorStore
-from skfusion.inspection.cost import measure_costs
+from skfusion import EmbedderUnion, LLMLayerEmbedder, VectorStore, measure_costs
 
 
 def test_costs_of_a_union(folder, tmp_path):

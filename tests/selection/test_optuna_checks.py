@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 
-from skfusion.selection.optuna_search import OptunaSearchCV
+from skfusion import OptunaSearchCV
 
 CS = {"C": [0.1, 1.0]}
 SMOOTHINGS = {"var_smoothing": [1e-9, 1e-3]}

@@ -23,8 +23,8 @@ from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from skfusion.selection.optuna_results import cheapest_near_best
-from skfusion.selection.optuna_search import OptunaSearchCV
+from skfusion import OptunaSearchCV
+from skfusion.selection.choice import cheapest_within_one_error, split_scores
 
 FOLDS = StratifiedKFold(3, shuffle=True, random_state=0)
 
@@ -263,8 +263,9 @@ def test_the_cost_is_minimised_beside_the_score(data):
     values = [trial.values for trial in search.study_.trials]
     assert values == np.c_[results["mean_test_score"], results["mean_cost"]].tolist()
     best = results["mean_test_score"].argmax()
-    error = results["std_test_score"][best] / np.sqrt(2)
-    near = results["mean_test_score"] >= results["mean_test_score"][best] - error
+    scores = np.stack([results[f"split{i}_test_score"] for i in range(3)], axis=1)
+    behind = scores[best] - scores  # fold by fold
+    near = behind.mean(axis=1) <= behind.std(axis=1, ddof=1) / np.sqrt(3)
     assert search.best_params_["C"] == results["mean_cost"][near].min()
     assert search.best_score_ == results["mean_test_score"][search.best_index_]
     front = {trial.number for trial in search.study_.best_trials}
@@ -274,11 +275,23 @@ def test_the_cost_is_minimised_beside_the_score(data):
 
 
 def test_of_equally_cheap_candidates_the_best_is_chosen():
-    mean = np.array([np.nan, 0.6, 0.88, 0.89, 0.9])
-    error = np.array([np.nan, 0.0, 0.0, 0.0, 0.03])
-    assert cheapest_near_best(mean, error, np.array([0.0, 0.0, 1.0, 1.0, 2.0])) == 3
-    assert cheapest_near_best(mean, error, np.array([0.0, 0.0, np.nan, 3.0, 2.0])) == 4
-    assert cheapest_near_best(mean[:1], error[:1], np.array([1.0])) == 0
+    """Those of means 0.88 and 0.89 are behind the best, 0.9, by at most one standard error."""
+    scores = np.array([[np.nan, 0.9], [0.6, 0.6], [0.83, 0.93], [0.84, 0.94], [0.93, 0.87]])
+    assert cheapest_within_one_error(scores, np.array([0.0, 0.0, 1.0, 1.0, 2.0])) == 3
+    assert cheapest_within_one_error(scores, np.array([0.0, 0.0, np.nan, 3.0, 2.0])) == 4
+    results = {"split0_test_f1": scores[:, 0], "split1_test_f1": scores[:, 1]}
+    np.testing.assert_array_equal(split_scores(results, 2, "f1"), scores)
+
+
+def test_without_any_finite_score_the_choice_is_that_of_a_grid_search(data):
+    def scoring(estimator, X, y):
+        return np.nan
+
+    search = OptunaSearchCV(
+        Constant(), {"k": [0, 1]}, n_trials=2, scoring=scoring, cost=lambda *args: 1.0, cv=2
+    )
+    with pytest.warns(UserWarning, match="non-finite"):
+        assert search.fit(*data).best_index_ == 0
 
 
 def test_a_pruner_and_a_cost_exclude_each_other(data):

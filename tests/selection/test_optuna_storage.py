@@ -22,7 +22,7 @@ from sklearn.metrics import make_scorer
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import Pipeline
 
-from skfusion.selection.optuna_search import OptunaSearchCV
+from skfusion import OptunaSearchCV
 
 SPACE = {"C": FloatDistribution(1e-3, 1e3, log=True), "class_weight": [None, {0: 1, 1: 2}]}
 

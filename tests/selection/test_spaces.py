@@ -17,9 +17,16 @@ from sklearn.model_selection import GridSearchCV, ParameterGrid
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skfusion import PAPER_OPERATORS, EmbedderUnion, FusionTransformer, LLMLayerEmbedder
-from skfusion.selection.optuna_search import OptunaSearchCV
-from skfusion.selection.spaces import fusion_grid, fusion_space, layer_space
+from skfusion import (
+    PAPER_OPERATORS,
+    EmbedderUnion,
+    FusionTransformer,
+    LLMLayerEmbedder,
+    OptunaSearchCV,
+    fusion_grid,
+    fusion_space,
+    layer_space,
+)
 
 
 @pytest.fixture

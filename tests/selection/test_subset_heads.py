@@ -1,18 +1,13 @@
-"""Neural heads of a search over subsets, trained together over the folds."""
+"""Neural heads of a search over subsets."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from sklearn.exceptions import FitFailedWarning
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import Pipeline
 
-from skfusion import EmbeddingBlocks
-from skfusion.neural.classifier import FusionMLPClassifier
-from skfusion.selection import subset_heads
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import EmbeddingBlocks, FusionMLPClassifier, ModelSubsetSearchCV
 
 
 @pytest.fixture
@@ -46,24 +41,6 @@ def test_scores_are_those_of_networks_trained_one_by_one(network, data):
         alone = cross_val_score(network, X.select(subset), y, cv=3, scoring="neg_log_loss")
         assert score == pytest.approx(alone.mean(), abs=1e-4)
     assert (search.cv_results_["mean_fit_time"] > 0).all()
-
-
-def test_networks_of_all_folds_are_trained_in_one_call(network, data, monkeypatch):
-    calls = []
-
-    def counted(estimators, X, y, folds, **options):
-        calls.append((X.names, len(folds)))
-        return fit_many(estimators, X, y, folds, **options)
-
-    fit_many = subset_heads.fit_many
-    monkeypatch.setattr(subset_heads, "fit_many", counted)
-    ModelSubsetSearchCV(Pipeline([("clf", network)]), cv=3, refit=False, error_score="raise").fit(
-        *data
-    )
-    assert calls == [(("a",), 3), (("b",), 3), (("a", "b"), 3)]
-    calls.clear()
-    ModelSubsetSearchCV(LogisticRegression(), cv=3, refit=False).fit(*data)
-    assert not calls
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores:UserWarning")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from skfusion.inspection.cost import ModelCost
-from skfusion.selection.subset_report import cheapest_within_one_error, subset_costs
+from skfusion.selection.choice import cheapest_within_one_error
+from skfusion.selection.subset_report import subset_costs
 
 
 def test_folds_are_compared_in_pairs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from itertools import combinations
 
@@ -13,11 +14,15 @@ from sklearn.base import clone
 from sklearn.dummy import DummyClassifier
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    StratifiedKFold,
+    StratifiedShuffleSplit,
+    cross_val_score,
+)
 from sklearn.pipeline import make_pipeline
 
-from skfusion import EmbeddingBlocks, FusionTransformer
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import EmbeddingBlocks, FusionTransformer, ModelSubsetSearchCV
 
 MODELS = ("first", "second", "noise")
 
@@ -157,6 +162,57 @@ def test_greedy_tries_what_forward_selection_tries(data):
     assert len(tried) == 6 and all(single in pair for pair in pairs)
     assert greedy.best_subset_ == full.best_subset_
     assert not hasattr(greedy, "shapley_")
+
+
+def test_all_steps_of_a_greedy_search_see_the_same_folds(data):
+    X, y = data
+    random = StratifiedShuffleSplit(3, random_state=np.random.RandomState(0))  # new ones each time
+    splits = list(copy.deepcopy(random).split(X, y))
+    greedy = ModelSubsetSearchCV(LogisticRegression(), strategy="greedy", cv=random).fit(X, y)
+    for subset, score in zip(
+        greedy.cv_results_["param_blocks"], greedy.cv_results_["mean_test_score"], strict=True
+    ):
+        alone = cross_val_score(LogisticRegression(), X.select(subset), y, cv=splits)
+        assert score == pytest.approx(alone.mean())
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores:UserWarning")
+def test_greedy_ends_where_every_subset_fails(data):
+    X, y = data
+    wide = EmbeddingBlocks(
+        {name: block[:, :k] for k, (name, block) in enumerate(X.blocks.items(), 1)}
+    )
+    head = make_pipeline(FusionTransformer("sum", projection=None), LogisticRegression())
+    search = ModelSubsetSearchCV(head, strategy="greedy")
+    with pytest.warns(FitFailedWarning, match="All the 10 fits failed"):
+        search.fit(wide, y)
+    assert search.size_report_["size"].tolist() == [1] and len(search.best_subset_) == 1
+
+
+def test_parameters_of_fit_reach_a_head_on_blocks(data, rng):
+    X, y = data
+    weights = rng.uniform(size=len(y))
+    seen = []
+
+    class Recorder(LogisticRegression):
+        def fit(self, X, y, sample_weight=None):
+            seen.append(sample_weight)
+            return super().fit(X, y, sample_weight)
+
+        def score(self, X, y, sample_weight=None):
+            seen.append(sample_weight)
+            return super().score(X, y, sample_weight)
+
+    folds = [(np.arange(60), np.arange(60, 90))]
+    search = ModelSubsetSearchCV(Recorder(), sizes=[1], cv=folds).fit(X, y, sample_weight=weights)
+    for given, rows in zip(
+        seen, [*3 * [np.arange(60), np.arange(60, 90)], np.arange(90)], strict=True
+    ):
+        np.testing.assert_array_equal(given, weights[rows])
+    alone = LogisticRegression().fit(X.select(search.best_subset_), y, weights)
+    np.testing.assert_allclose(
+        search.predict_proba(X), alone.predict_proba(X.select(search.best_subset_))
+    )
 
 
 def test_random_orders_estimate_the_worth_of_many_models(rng):

@@ -16,9 +16,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
-from skfusion import EmbedderUnion, FusionTransformer
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import EmbedderUnion, FusionTransformer, ModelSubsetSearchCV
 
 N = 24
 
@@ -70,6 +70,14 @@ def test_each_text_passes_once_through_each_model(pipe, models, texts, labels):
     for name, found in search.cv_results_.items():
         if name.startswith("split"):
             np.testing.assert_array_equal(again.cv_results_[name], found)
+
+
+def test_workers_that_find_an_empty_store_encode_each_text_once_too(pipe, models, texts, labels):
+    low = make_pipeline(FunctionTransformer(validate=False), pipe["embed"].embedders[1][1])
+    pipe.set_params(embed__smol=low)  # a language model within a pipeline
+    pipe["embed"].set_params(smol__functiontransformer__feature_names_out="one-to-one")
+    ModelSubsetSearchCV(pipe, cv=3, n_jobs=2, error_score="raise").fit(texts, labels)
+    assert [read_log(model) for model in models.values()] == [(1, N), (1, N)]
 
 
 def test_a_search_over_layers_poolings_operators_and_subsets_encodes_once(
