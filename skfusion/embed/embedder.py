@@ -20,8 +20,8 @@ from .._targets import LayerTargets
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import score_layers
 from .averaging import column_scales, mean_over_layers
-from .backbone import Backbone
-from .encoding import Encoded, NonFiniteError, encode
+from .backbone import Backbone, Source
+from .encoding import Encoded, NonFiniteError, Spec, encode
 from .layers import feature_names, is_auto, resolve_stored, resolve_wanted
 from .loading import load, resolve, resolve_device
 from .pooling import POOLINGS
@@ -389,7 +389,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._stored, self._spec = stored, spec
         self._averages = isinstance(self.layer, str) and self.layer == "mean"
         memory = self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
-        self.store_ = memory.scoped(spec.fingerprint(), spec.about())
+        self.store_ = memory.scoped(spec.fingerprint(), spec.about())  # __setstate__ has it too
         if self._chooses():
             self._choose(texts, targets, progress)
         elif self._averages:
@@ -520,8 +520,19 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> Mapping[str, Any]:
         if self.memory is None:
             session_folder()  # workers look for it, so it must exist before they are sent this
-        state: Mapping[str, Any] = super().__getstate__()
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("store_", None)
         return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        # The store follows from parameters, so that no state can name a folder of its own.
+        super().__setstate__({key: value for key, value in state.items() if key != "store_"})
+        if hasattr(self, "_spec"):
+            if type(self._spec) is not Spec or type(self._spec.source) is not Source:
+                raise TypeError(f"_spec must be a Spec, got {self._spec!r}.")
+            memory = self.memory
+            memory = memory if isinstance(memory, VectorStore) else VectorStore(memory)
+            self.store_ = memory.scoped(self._spec.fingerprint(), self._spec.about())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

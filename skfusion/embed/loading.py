@@ -310,10 +310,11 @@ def _converted(source: Source) -> str:
     from transformers import AutoModel, AutoTokenizer, GgufConfig
 
     assert source.gguf is not None
-    if f"gguf:{file_digest(source.gguf)}" != source.identity:
+    digest = file_digest(source.gguf)
+    if f"gguf:{digest}" != source.identity:
         raise ValueError(f"The file {source.gguf!r} has changed since fit. Call fit again.")
     folder, name = os.path.split(os.path.abspath(source.gguf))
-    target = Path(source.location)
+    target = cache_folder() / "gguf" / digest  # a saved source could name any place
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     try:
