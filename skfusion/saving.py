@@ -9,31 +9,26 @@ has looked at, and it imports nothing for a name that the file holds.
 from __future__ import annotations
 
 import inspect
-import io
 import json
-import math
 import os
 import platform
-import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
-from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import joblib
 import numpy as np
 import sklearn
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.utils import Bunch
 
+from . import _files
 from ._public import find, name_of
 from .embed.backbone import Backbone
 from .embed.embedder import LLMLayerEmbedder
@@ -48,17 +43,7 @@ _SAVE, _RESTORE = "__skfusion_save__", "__skfusion_restore__"
 _VERSION = "_sklearn_version"  # what scikit-learn adds to a state; the folder has it once
 _OPERATORS = "_own_operators"  # functions of the user, in a state made for pickle
 _SCALARS = (type(None), bool, int, float, str)
-_ROOTS = ("numpy", "scipy", "sklearn")
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, np.ufunc, type(np.mean))
-#: What skops may make by itself, and how it may make what the user trusts.
-_MADE = re.compile(
-    r"(DictNode builtins\.dict|ListNode builtins\.list|TupleNode builtins\.tuple|JsonNode builtins"
-    r"\.str|TypeNode builtins\.(str|int)|NdArrayNode numpy\.(ndarray|bool_?|u?int\d+|float\d+)|"
-    r"RandomStateNode numpy\.random\.mtrand\.RandomState|RandomGeneratorNode numpy\.random\."
-    r"_generator\.Generator|LossNode sklearn\.(_loss\._loss|linear_model\._sgd_fast)\.\w+|"
-    r"ObjectNode sklearn\._loss\.(loss|link)\.\w+)"
-)
-_TRUSTABLE = {"ObjectNode", "TreeNode", "FunctionNode", "ConstructorFromReduceNode"}
 
 
 class LoadError(ValueError):
@@ -68,13 +53,11 @@ class LoadError(ValueError):
 def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
     """Write a fitted estimator into a folder, without pickle.
 
-    The folder holds ``skfusion.json``, which says what wrote it, and ``model.skops``. It is
-    complete or not there at all: it is written beside `path` and renamed.
-
-    Kept are pipelines and searches of any estimators of scikit-learn and skfusion, and of own
-    ones, which `load` then wants to be named. Language models are not: an embedder keeps the hub
-    id or path that it was given, and the vectors that it has stored stay where they are. An
-    operator of `register_operator` is a function of yours; register it before `load`.
+    The folder is complete or not there at all: it is written beside `path` and renamed. Kept are
+    pipelines and searches of any estimators of scikit-learn and skfusion, and of own ones, which
+    `load` then wants to be named. Language models are not: an embedder keeps the hub id or path
+    that it was given, and the vectors that it has stored stay where they are. An operator of
+    `register_operator` is a function of yours; register it before `load`.
 
     Parameters
     ----------
@@ -101,17 +84,14 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
 
     Examples
     --------
-    >>> import tempfile
     >>> from sklearn.linear_model import LogisticRegression
     >>> from sklearn.pipeline import make_pipeline
     >>> from skfusion import LLMLayerEmbedder, load, save
-    >>> texts, labels = ["a good film", "a bad film", "good", "bad"], ["pos", "neg"] * 2
     >>> pipe = make_pipeline(LLMLayerEmbedder(tiny_model), LogisticRegression())
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(pipe.fit(texts, labels), folder)
-    ...     loaded = load(folder)
-    >>> (loaded.predict_proba(texts) == pipe.predict_proba(texts)).all()
-    np.True_
+    >>> pipe = pipe.fit(["a good film", "a bad film"], ["pos", "neg"])
+    >>> save(pipe, tmp_path / "model")
+    >>> load(tmp_path / "model").predict(["a good film"])
+    array(['pos'], dtype='<U3')
     """
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         raise TypeError(f"save takes an estimator, got {estimator!r}.")
@@ -123,14 +103,15 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
             f"remove it."
         )
     try:
-        content = _dumps(_Writer().encode(estimator, name))
-    except LoadError as error:
-        raise TypeError(f"{name} cannot be saved: {error}") from error
+        content = _files.write(_Writer().encode(estimator, name))
+        _files.check(content)  # so that `load` refuses nothing of it for its form
+    except ValueError as error:
+        raise TypeError(f"{name} cannot be saved: {error}.") from error
     except RecursionError:
         message = f"{name} cannot be saved: a list or dict in it holds itself, or lies too deep."
         raise ValueError(message) from None
     about = {"magic": _MAGIC, "format": FORMAT, "versions": _versions()}
-    _publish({_ABOUT: json.dumps(about, indent=1).encode("ascii"), _MODEL: content}, target)
+    _files.publish({_ABOUT: json.dumps(about, indent=1).encode("ascii"), _MODEL: content}, target)
 
 
 def load(
@@ -140,8 +121,7 @@ def load(
 
     Only known classes are restored and no code from the folder runs, so that a folder from
     elsewhere is refused rather than obeyed. A loaded embedder does read language models from,
-    and store vectors in, the places that the folder names, and a search that is fitted again
-    tries the parameters that the folder names.
+    and store vectors in, the places that the folder names.
 
     Parameters
     ----------
@@ -151,15 +131,14 @@ def load(
         Your own classes and functions in the model, and what is refused because its content
         cannot be checked: ``sklearn.tree._tree.Tree``, which is in every forest;
         `LLMLayerEmbedder`, where a model may run code of its own (``trust_remote_code``, also
-        among the parameters of a search); a `Pipeline` with ``memory``, and `joblib.Memory` for
-        any other ``memory``, as such caches hold pickles; `OptunaSearchCV` with a ``storage``.
+        among what a search tries); a `Pipeline` with ``memory``, and `joblib.Memory` for any
+        other, as such caches hold pickles; `OptunaSearchCV` with a ``storage``.
 
     Returns
     -------
     estimator
-        As it was saved: the same numbers in the same memory order, so that it predicts the same
-        on the same machine with the same libraries. A warning says if another version of
-        scikit-learn or skfusion wrote it.
+        As it was saved: the same numbers in the same memory order. A warning says if another
+        version of scikit-learn or skfusion wrote it.
 
     Raises
     ------
@@ -172,13 +151,11 @@ def load(
 
     Examples
     --------
-    >>> import tempfile
     >>> from sklearn.tree import DecisionTreeClassifier
     >>> from sklearn.tree._tree import Tree
     >>> from skfusion import load, save
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(DecisionTreeClassifier().fit([[0.0], [1.0]], ["a", "b"]), folder)
-    ...     load(folder, trusted=[Tree]).predict([[0.9]])
+    >>> save(DecisionTreeClassifier().fit([[0.0], [1.0]], ["a", "b"]), tmp_path / "tree")
+    >>> load(tmp_path / "tree", trusted=[Tree]).predict([[0.9]])
     array(['b'], dtype='<U1')
     """
     things = list(trusted)
@@ -191,17 +168,15 @@ def load(
     if not (folder / _ABOUT).exists():
         raise FileNotFoundError(f"There is no model at {folder}: it has no {_ABOUT}.")
     try:
-        contents = _read(folder)
+        contents = _files.contents(folder, (_ABOUT, _MODEL))
         for warning in _other_versions(contents[_ABOUT]):
             warnings.warn(warning, stacklevel=2)
         return _Reader({name_of(thing): thing for thing in things}).read(contents[_MODEL])
     except Warning:  # of someone who wants them to be errors
         raise
     except Exception as error:  # a made-up file can bring up any, of any class it names
-        damage = (
-            f"It is damaged, or was changed since it was saved ({type(error).__name__}: {error})."
-        )
-        why = str(error) if isinstance(error, LoadError) else damage
+        why = f"It is damaged, or was changed since it was saved: {type(error).__name__}: {error}."
+        why = str(error) if isinstance(error, LoadError) else why
         raise LoadError(f"{folder} is not loaded. {why}") from error
 
 
@@ -217,16 +192,19 @@ def _other_versions(content: bytes) -> Iterator[Warning]:
     about, here = json.loads(content), _versions()
     if about["magic"] != _MAGIC:
         raise LoadError(f"Its {_ABOUT} was not written by skfusion.save.")
-    saved = about["versions"]
+    saved, now, then = (
+        about["versions"],
+        here["scikit-learn"],
+        about["versions"].get("scikit-learn"),
+    )
     if about["format"] != FORMAT:
         raise LoadError(
             f"It has format {about['format']!r}, and this skfusion reads {FORMAT}. Use the "
             f"skfusion that saved it, {saved['skfusion']}."
         )
-    now, then = here["scikit-learn"], saved["scikit-learn"]
-    if now != then:
+    if then != now:
         yield InconsistentVersionWarning(
-            estimator_name="(of skfusion)",
+            estimator_name="(saved by skfusion)",
             current_sklearn_version=now,
             original_sklearn_version=then,
         )
@@ -237,115 +215,7 @@ def _other_versions(content: bytes) -> Iterator[Warning]:
         )
 
 
-def _publish(contents: dict[str, bytes], target: Path) -> None:
-    """Write files into a folder that appears complete, in the place of an older one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".skfusion-", dir=target.parent) as work:
-        new, old = Path(work) / "new", Path(work) / "old"
-        new.mkdir()
-        for name, content in contents.items():
-            (new / name).write_bytes(content)
-        if target.exists():
-            os.rename(target, old)
-        try:
-            os.rename(new, target)
-        except OSError:
-            if old.exists():
-                os.rename(old, target)
-            raise
-
-
-def _read(folder: Path) -> dict[str, bytes]:
-    """Read the files of a saved model; what else lies there is a sign of foul play."""
-    for file in folder.iterdir():
-        if file.name not in (_ABOUT, _MODEL):
-            raise LoadError(
-                f"It holds {file.name!r}, which skfusion.save does not write. If you know what it "
-                f"is, move it away."
-            )
-        if file.is_symlink() or not file.is_file():
-            raise LoadError(f"{file.name} is a link or no file; save puts all into the folder.")
-    return {name: (folder / name).read_bytes() for name in (_ABOUT, _MODEL)}
-
-
-def _nodes(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield all that skops would take for a node; the values of a dict are nodes, never text."""
-    parts = [part]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            if isinstance(part.get("__loader__"), str):
-                yield part
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
-
-
-def _dumps(value: Any) -> bytes:
-    """Write a value with skops, always the same bytes; a number for each object is left out."""
-    import skops.io
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of field names that are not Latin
-        made = ZipFile(io.BytesIO(skops.io.dumps(value)))
-    schema, files = json.loads(made.read("schema.json")), []
-    for node in _nodes(schema):
-        node.pop("__id__", None)
-        if "file" in node:
-            files.append(node["file"])
-            node["file"] = str(len(files))
-    content = io.BytesIO()
-    with ZipFile(content, "w") as file:
-        file.writestr(ZipInfo("schema.json"), json.dumps(schema))
-        for i, name in enumerate(files, 1):
-            file.writestr(ZipInfo(str(i)), made.read(name))
-    untrusted = _check(content.getvalue())
-    if strange := [n for n in untrusted if n.partition(".")[0] not in _ROOTS]:
-        raise TypeError(f"It cannot be saved without pickle, as it holds {', '.join(strange)}.")
-    return content.getvalue()
-
-
-def _check(content: bytes) -> set[str]:
-    """Return the names that need trust; refuse what would be more than data, or larger."""
-    import skops.io
-
-    file, names = ZipFile(io.BytesIO(content)), set()
-    sizes = {entry.filename: entry.file_size for entry in file.infolist()}
-    stored = all(entry.compress_type == ZIP_STORED for entry in file.infolist())
-    if not stored or sum(sizes.values()) > len(content):
-        raise LoadError(f"{_MODEL} would grow when it is read, and is refused.")
-    for node in _nodes(json.loads(file.read("schema.json"))):
-        loader, name = node["__loader__"], f"{node['__module__']}.{node['__class__']}"
-        if not _MADE.fullmatch(f"{loader} {name}"):
-            names.add(name)
-            if loader not in _TRUSTABLE or find(name) is not None:
-                raise LoadError(f"The model's compiled objects hold a {name}: it is refused.")
-        # What stands in two places may double at each of many levels.
-        if "__id__" in node or node.get("type") == "json":
-            raise LoadError(f"The model's compiled objects hold a shared or nested {name}.")
-        if "file" in node:
-            size = sizes.pop(node["file"])  # which is read each time that it is named
-            with file.open(node["file"]) as stream:
-                version = 1 if np.lib.format.read_magic(stream) == (1, 0) else 2
-                header = getattr(np.lib.format, f"read_array_header_{version}_0")(stream)
-            if math.prod(header[0]) * max(header[2].itemsize, 1) > size:
-                raise LoadError(f"An array of shape {header[0]} is not all there.")
-        if loader == "RandomGeneratorNode":
-            pool = node["content"]["seed_seq"]["content"]["pool_size"]["content"]
-            if int(pool) > 64:
-                raise LoadError(f"A random generator of pool_size={pool} is refused.")
-    return names | set(skops.io.get_untrusted_types(data=content))
-
-
-def _object_array(parts: list[Any]) -> NDArray[np.object_]:
-    array = np.empty(len(parts[1]), dtype=object)
-    for i, value in enumerate(parts[1]):
-        array[i] = value
-    return array.reshape(parts[0])
-
-
-def _masked(parts: list[Any]) -> np.ma.MaskedArray[Any, Any]:
-    return np.ma.MaskedArray(parts[0], parts[1], fill_value=parts[2])
+_Kind = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _sparse(kind: Any) -> _Kind:
@@ -357,7 +227,7 @@ def _sparse(kind: Any) -> _Kind:
     return kind, lambda v: [v.data, v.indices, v.indptr, list(v.shape)], make
 
 
-_Kind = tuple[type, Callable[[Any], Any], Callable[[Any], Any]]
+_COMPRESSED = (sparse.csr_array, sparse.csc_array, sparse.csr_matrix, sparse.csc_matrix)
 _TORCH_DTYPES = {str(v)[6:]: v for v in vars(torch).values() if isinstance(v, torch.dtype)}
 #: The type of the values, how one is taken apart, and how it is made of its parts again.
 _KINDS: dict[str, _Kind] = {
@@ -370,8 +240,16 @@ _KINDS: dict[str, _Kind] = {
     "bytes": (bytes, lambda v: np.frombuffer(v, np.uint8), lambda array: array.tobytes()),
     "path": (type(Path()), str, Path),
     "slice": (slice, lambda v: [v.start, v.stop, v.step], lambda parts: slice(*parts)),
-    "objects": (np.ndarray, lambda v: [list(v.shape), v.ravel().tolist()], _object_array),
-    "masked": (np.ma.MaskedArray, lambda v: [v.data, v.mask, v.fill_value], _masked),
+    "objects": (
+        np.ndarray,
+        lambda v: [list(v.shape), v.ravel().tolist()],
+        lambda parts: np.fromiter(parts[1], object, len(parts[1])).reshape(parts[0]),
+    ),
+    "masked": (
+        np.ma.MaskedArray,
+        lambda v: [v.data, v.mask, v.fill_value],
+        lambda parts: np.ma.MaskedArray(parts[0], parts[1], fill_value=parts[2]),
+    ),
     "scalar": (np.generic, np.asarray, lambda array: array[()]),
     "dtype": (np.dtype, np.lib.format.dtype_to_descr, np.lib.format.descr_to_dtype),
     "torch_dtype": (torch.dtype, lambda v: str(v)[6:], _TORCH_DTYPES.__getitem__),
@@ -381,12 +259,19 @@ _KINDS: dict[str, _Kind] = {
         lambda v: {"location": v.location, "mmap_mode": v.mmap_mode, "verbose": v._verbose},
         lambda parts: joblib.Memory(**parts),
     ),
-    "csr_array": _sparse(sparse.csr_array),
-    "csc_array": _sparse(sparse.csc_array),
-    "csr_matrix": _sparse(sparse.csr_matrix),
-    "csc_matrix": _sparse(sparse.csc_matrix),
+    **{kind.__name__: _sparse(kind) for kind in _COMPRESSED},
 }
+_STORE = (VectorStore, type(None))
 _KIND_OF = {kind: name for name, (kind, _, _) in _KINDS.items()}
+#: End of a parameter's name: who is to be trusted, the values that need no trust, and why.
+_CODE = "which runs code that comes with a language model"
+_RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "trust_remote_code": (LLMLayerEmbedder, lambda v: v in (None, False), _CODE),
+    "attn_implementation": (LLMLayerEmbedder, lambda v: "/" not in repr(v), _CODE),
+    "model_kwargs": (LLMLayerEmbedder, lambda v: not v or {*v} == {"attn_implementation"}, _CODE),
+    "memory": (joblib.Memory, lambda v: isinstance(v, _STORE), "a cache of pickles, read in fit"),
+    "storage": (OptunaSearchCV, lambda v: v is None, "where it would write a study"),
+}
 
 
 class _Writer:
@@ -409,8 +294,8 @@ class _Writer:
         if isinstance(value, (type, *_FUNCTIONS)):
             if "<" in name_of(value):
                 raise TypeError(
-                    f"{where} is {value!r}, a function or class without a name of its own, which "
-                    f"cannot be saved. Define it with `def` or `class` in a module."
+                    f"{where} is {value!r}, which cannot be saved, as it is without a name of its "
+                    f"own. Define it with `def` or `class` in a module."
                 )
             return ("name", name_of(value))
         if id(value) in self.numbers:
@@ -442,7 +327,7 @@ class _Writer:
         elif isinstance(value, BaseEstimator) or find(name) is cls:
             state = value.__getstate__() or {}
         elif _is_compiled(cls):
-            return value  # compiled; skops may refuse it
+            return value
         else:
             raise TypeError(
                 f"{where} is a {cls.__module__}.{cls.__qualname__}, which cannot be saved without "
@@ -463,7 +348,7 @@ class _Writer:
 def _is_compiled(thing: Any) -> bool:
     """Whether skops is the one to keep objects of a class, or what is no class."""
     own = isinstance(thing, type) and issubclass(thing, (BaseEstimator, np.ndarray))
-    return not own and (thing.__module__.partition(".")[0] in _ROOTS)
+    return not own and thing.__module__.partition(".")[0] in ("numpy", "scipy", "sklearn")
 
 
 def _is_plain(value: Any) -> bool:
@@ -476,18 +361,16 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Reader:
-    """Turns what a `_Writer` made into values again."""
+    """Turns what a `_Writer` made into values again; skops makes no estimators for it."""
 
     def __init__(self, trusted: dict[str, Any]) -> None:
         self.trusted = trusted
         self.objects: list[Any] = []
 
     def read(self, content: bytes) -> Any:
-        """Read a file of skops, which itself makes no estimators and trusts none."""
-        import skops.io
-
+        """Read a file of skops."""
         leaves = {name for name, thing in self.trusted.items() if _is_compiled(thing)}
-        if names := sorted(_check(content) - leaves):
+        if names := sorted(_files.check(content) - leaves):
             paths = [name.rpartition(".") for name in names]
             imports = "; ".join(f"from {module} import {name}" for module, _, name in paths)
             raise LoadError(
@@ -496,7 +379,7 @@ class _Reader:
                 f"you trust who saved the model: {imports}; load(path, "
                 f"trusted=[{', '.join(name for _, _, name in paths)}])."
             )
-        return self.decode(skops.io.loads(content, trusted=sorted(leaves)))
+        return self.decode(_files.read(content, leaves))
 
     def decode(self, value: Any) -> Any:
         """Decode a value."""
@@ -528,7 +411,7 @@ class _Reader:
         node, number = json.loads(text), len(self.objects)
         cls = self._find(node["class"])
         self.objects.append(None)
-        if "state" not in node:
+        if hasattr(cls, _RESTORE):  # instead of a __setstate__, which may read a pickle
             self.objects[number] = getattr(cls, _RESTORE)(self.decode(parts))
             return self.objects[number]
         for name in node["operators"]:
@@ -590,29 +473,3 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(part)
     else:
         yield value
-
-
-#: End of a parameter's name: who is to be trusted, the values that need no trust, and why.
-_RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
-    "trust_remote_code": (
-        LLMLayerEmbedder,
-        lambda v: v is None or v is False,
-        "which runs code that comes with a language model",
-    ),
-    "attn_implementation": (
-        LLMLayerEmbedder,
-        lambda v: v is None or (isinstance(v, str) and "/" not in v),
-        "which runs code of a kernel from the hub",
-    ),
-    "model_kwargs": (
-        LLMLayerEmbedder,
-        lambda v: v is None or (isinstance(v, dict) and v.keys() <= {"attn_implementation"}),
-        "which may make transformers run code or read a pickle",
-    ),
-    "memory": (
-        joblib.Memory,
-        lambda v: v is None or isinstance(v, VectorStore),
-        "a cache of pickles that it would read when fitted",
-    ),
-    "storage": (OptunaSearchCV, lambda v: v is None, "where it would write a study"),
-}

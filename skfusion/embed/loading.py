@@ -14,7 +14,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .backbone import Backbone, Source, position_limit, shape

@@ -1,0 +1,133 @@
+"""The files of a saved model: written all or none, and checked before they are read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+import numpy as np
+
+from ._public import find
+
+#: What skops may make by itself, and by which loaders it may make what the user trusts.
+_MADE = re.compile(
+    r"(DictNode builtins\.dict|ListNode builtins\.list|TupleNode builtins\.tuple|JsonNode builtins"
+    r"\.str|TypeNode builtins\.(str|int)|NdArrayNode numpy\.(ndarray|bool_?|u?int\d+|float\d+)|"
+    r"RandomStateNode numpy\.random\.mtrand\.RandomState|RandomGeneratorNode numpy\.random\."
+    r"_generator\.Generator|LossNode sklearn\.(_loss\._loss|linear_model\._sgd_fast)\.\w+|"
+    r"ObjectNode sklearn\._loss\.(loss|link)\.\w+)"
+)
+_TRUSTABLE = {"ObjectNode", "TreeNode", "FunctionNode", "ConstructorFromReduceNode"}
+
+
+def publish(contents: dict[str, bytes], target: Path) -> None:
+    """Write files into a folder that appears complete, in the place of an older one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".skfusion-", dir=target.parent) as work:
+        new, old = Path(work) / "new", Path(work) / "old"
+        new.mkdir()
+        for name, content in contents.items():
+            (new / name).write_bytes(content)
+        if target.exists():
+            os.rename(target, old)
+        try:
+            os.rename(new, target)
+        except OSError:
+            if old.exists():
+                os.rename(old, target)
+            raise
+
+
+def contents(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Read the files of a saved model; what else lies there is a sign of foul play."""
+    for file in folder.iterdir():
+        if file.name not in names:
+            raise ValueError(
+                f"it holds {file.name!r}, which skfusion.save does not write; if you know what it "
+                f"is, move it away"
+            )
+        if file.is_symlink() or not file.is_file():
+            raise ValueError(f"{file.name} is a link or no file, and save puts all in the folder")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def _nodes(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield all that skops would take for a node; the values of a dict are nodes, never text."""
+    parts = [part]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("__loader__"), str):
+                yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+
+
+def write(value: Any) -> bytes:
+    """Write a value with skops, but without the numbers that change from time to time."""
+    import skops.io
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of field names that are not Latin
+        made = ZipFile(io.BytesIO(skops.io.dumps(value)))
+    schema, files = json.loads(made.read("schema.json")), []
+    for node in _nodes(schema):
+        node.pop("__id__", None)
+        if "file" in node:
+            files.append(node["file"])
+            node["file"] = str(len(files))
+    content = io.BytesIO()
+    with ZipFile(content, "w") as file:
+        file.writestr(ZipInfo("schema.json"), json.dumps(schema))
+        for i, name in enumerate(files, 1):
+            file.writestr(ZipInfo(str(i)), made.read(name))
+    return content.getvalue()
+
+
+def check(content: bytes) -> set[str]:
+    """Return the names that need trust; refuse what would be more than data, or larger."""
+    import skops.io
+
+    file, names = ZipFile(io.BytesIO(content)), set()
+    sizes = {entry.filename: entry.file_size for entry in file.infolist()}
+    stored = all(entry.compress_type == ZIP_STORED for entry in file.infolist())
+    if not stored or sum(sizes.values()) > len(content):
+        raise ValueError("the file would grow when it is read")
+    for node in _nodes(json.loads(file.read("schema.json"))):
+        loader, name = node["__loader__"], f"{node['__module__']}.{node['__class__']}"
+        if not _MADE.fullmatch(f"{loader} {name}"):
+            names.add(name)
+            if loader not in _TRUSTABLE or find(name) is not None:
+                raise ValueError(f"compiled objects hold a {name} in a {loader}")
+        # What stood in two places could double at each of many levels.
+        if "__id__" in node or node.get("type") == "json":
+            raise ValueError(f"compiled objects hold a {name} that is shared or of objects")
+        if "file" in node:
+            size = sizes.pop(node["file"])  # it is read as often as it is named
+            with file.open(node["file"]) as stream:
+                version = 1 if np.lib.format.read_magic(stream) == (1, 0) else 2
+                header = getattr(np.lib.format, f"read_array_header_{version}_0")(stream)
+            if math.prod(header[0]) * max(header[2].itemsize, 1) > size:
+                raise ValueError(f"an array of shape {header[0]} is not all there")
+        if loader == "RandomGeneratorNode":
+            pool = int(node["content"]["seed_seq"]["content"]["pool_size"]["content"])
+            if pool > 64:
+                raise ValueError(f"a random generator has a pool of {pool} numbers")
+    return names | set(skops.io.get_untrusted_types(data=content))
+
+
+def read(content: bytes, trusted: set[str]) -> Any:
+    """Read what was checked."""
+    import skops.io
+
+    return skops.io.loads(content, trusted=sorted(trusted))
