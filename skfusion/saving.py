@@ -29,7 +29,7 @@ from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.utils import Bunch
 
 from . import _files
-from ._public import find, name_of
+from ._files import find, name_of
 from .embed.backbone import Backbone
 from .embed.embedder import LLMLayerEmbedder
 from .embed.store import VectorStore
@@ -84,13 +84,15 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
 
     Examples
     --------
+    >>> import tempfile
     >>> from sklearn.linear_model import LogisticRegression
     >>> from sklearn.pipeline import make_pipeline
     >>> from skfusion import LLMLayerEmbedder, load, save
     >>> pipe = make_pipeline(LLMLayerEmbedder(tiny_model), LogisticRegression())
     >>> pipe = pipe.fit(["a good film", "a bad film"], ["pos", "neg"])
-    >>> save(pipe, tmp_path / "model")
-    >>> load(tmp_path / "model").predict(["a good film"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(pipe, folder)
+    ...     load(folder).predict(["a good film"])
     array(['pos'], dtype='<U3')
     """
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
@@ -151,11 +153,13 @@ def load(
 
     Examples
     --------
+    >>> import tempfile
     >>> from sklearn.tree import DecisionTreeClassifier
     >>> from sklearn.tree._tree import Tree
     >>> from skfusion import load, save
-    >>> save(DecisionTreeClassifier().fit([[0.0], [1.0]], ["a", "b"]), tmp_path / "tree")
-    >>> load(tmp_path / "tree", trusted=[Tree]).predict([[0.9]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(DecisionTreeClassifier().fit([[0.0], [1.0]], ["a", "b"]), folder)
+    ...     load(folder, trusted=[Tree]).predict([[0.9]])
     array(['b'], dtype='<U1')
     """
     things = list(trusted)
