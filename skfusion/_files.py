@@ -30,6 +30,7 @@ _SKLEARN = re.compile(
     r"\.Kernel|metrics\._scorer\._MultimetricScorer|neural_network\._stochastic_optimizers\."
     r"BaseOptimizer|utils\._metadata_requests\.(_MetadataRequester|(Method)?MetadataRequest))"
 )
+SCALARS = (type(None), bool, int, float, str)
 _BUILTINS = {bool, int, float, complex, str, bytes, list, tuple, dict, set}
 
 
@@ -72,6 +73,32 @@ def find(name: str) -> Any:
         return found if any(map(_SKLEARN.fullmatch, bases)) else None
     value = found in _BUILTINS or (module == "numpy" and issubclass(found, np.generic))
     return found if value else None
+
+
+def is_compiled(thing: Any) -> bool:
+    """Whether skops is the one to keep objects of a class, or what is no class."""
+    own = isinstance(thing, type) and issubclass(thing, (BaseEstimator, np.ndarray))
+    return not own and thing.__module__.partition(".")[0] in ("numpy", "scipy", "sklearn")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON keeps a value exactly, in one text instead of a node for each part."""
+    if type(value) is list:
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(part) for key, part in value.items())
+    return type(value) in SCALARS
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield the values in nested lists and arrays."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.ma.getdata(value).tolist()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for part in value:
+            yield from flat(part)
+    else:
+        yield value
 
 
 #: What skops may make by itself, and by which loaders it may make what the user trusts.

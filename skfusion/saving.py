@@ -1,9 +1,9 @@
 """`save` and `load`: a fitted estimator as a folder that skops writes, without pickle.
 
 An estimator becomes its class's name and its state, down to what skops keeps exactly: numbers,
-text, lists, dicts, arrays and compiled objects. A tuple in the file is a value of another kind,
-``(kind, content)``. skops itself makes no estimator: `load` does, out of names and values that it
-has looked at, and it imports nothing for a name that the file holds.
+text, lists, dicts, arrays and compiled objects; a tuple is a value of another kind, ``(kind,
+content)``. skops makes no estimator: `load` does, out of names and values that it has looked at,
+and it imports nothing for a name that the file holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.utils import Bunch
 
 from . import _files
-from ._files import find, name_of
+from ._files import SCALARS, find, flat, is_compiled, is_plain, name_of
 from .embed.backbone import Backbone
 from .embed.embedder import LLMLayerEmbedder
 from .embed.store import VectorStore
@@ -42,7 +42,6 @@ _MAGIC, _ABOUT, _MODEL = "skfusion model", "skfusion.json", "model.skops"
 _SAVE, _RESTORE = "__skfusion_save__", "__skfusion_restore__"
 _VERSION = "_sklearn_version"  # what scikit-learn adds to a state; the folder has it once
 _OPERATORS = "_own_operators"  # functions of the user, in a state made for pickle
-_SCALARS = (type(None), bool, int, float, str)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, np.ufunc, type(np.mean))
 
 
@@ -69,8 +68,7 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
     Raises
     ------
     TypeError
-        If something cannot be saved, such as a lambda or a `Backbone`. The message says where it
-        is. Nothing is written then.
+        If something cannot be saved, such as a lambda or a `Backbone`. Nothing is written then.
     FileExistsError
         If there is something else at `path`.
     ValueError
@@ -288,9 +286,9 @@ class _Writer:
     def encode(self, value: Any, where: str) -> Any:
         """Encode a value; `where` it was found is for messages."""
         cls = type(value)
-        if _is_plain(value):
+        if is_plain(value):
             text = json.dumps(value)  # raises for an integer too long to be read again
-            return value if cls in _SCALARS else ("json", text)
+            return value if cls in SCALARS else ("json", text)
         if cls is list:
             return [self.encode(part, f"{where}[{i}]") for i, part in enumerate(value)]
         if cls is dict and all(type(key) is str for key in value):
@@ -330,7 +328,7 @@ class _Writer:
             state = {key: getattr(value, key) for key in inspect.signature(cls).parameters}
         elif isinstance(value, BaseEstimator) or find(name) is cls:
             state = value.__getstate__() or {}
-        elif _is_compiled(cls):
+        elif is_compiled(cls):
             return value
         else:
             raise TypeError(
@@ -343,25 +341,10 @@ class _Writer:
             raise TypeError(f"{where} cannot be saved: the state of a {cls.__name__} is no dict.")
         own = {state.get("operator"), state.get("_operator")} & state.get(_OPERATORS, {}).keys()
         state = {key: part for key, part in state.items() if key not in (_VERSION, _OPERATORS)}
-        plain = {key: part for key, part in state.items() if _is_plain(part)}
+        plain = {key: part for key, part in state.items() if is_plain(part)}
         text = json.dumps({"class": name, "operators": sorted(own), "state": plain})
         parts = {k: self.encode(v, f"{where}.{k}") for k, v in state.items() if k not in plain}
         return ("object", [text, parts])
-
-
-def _is_compiled(thing: Any) -> bool:
-    """Whether skops is the one to keep objects of a class, or what is no class."""
-    own = isinstance(thing, type) and issubclass(thing, (BaseEstimator, np.ndarray))
-    return not own and thing.__module__.partition(".")[0] in ("numpy", "scipy", "sklearn")
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON keeps a value exactly, in one text instead of a node for each part."""
-    if type(value) is list:
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(type(key) is str and _is_plain(part) for key, part in value.items())
-    return type(value) in _SCALARS
 
 
 class _Reader:
@@ -373,7 +356,7 @@ class _Reader:
 
     def read(self, content: bytes) -> Any:
         """Read a file of skops."""
-        leaves = {name for name, thing in self.trusted.items() if _is_compiled(thing)}
+        leaves = {name for name, thing in self.trusted.items() if is_compiled(thing)}
         if names := sorted(_files.check(content) - leaves):
             paths = [name.rpartition(".") for name in names]
             imports = "; ".join(f"from {module} import {name}" for module, _, name in paths)
@@ -393,7 +376,7 @@ class _Reader:
             made = {key: self.decode(part) for key, part in value.items()}
             return self._refuse_risks(dict, made)
         if type(value) is not tuple:
-            if type(value) not in _SCALARS:
+            if type(value) not in SCALARS:
                 self.objects.append(value)
             return value
         kind, content = value
@@ -459,21 +442,10 @@ class _Reader:
                     if issubclass(owner, (LLMLayerEmbedder, EmbedderUnion)):
                         continue  # a folder of vectors
                     needed = owner
-                if not (needed in self.trusted.values() or all(map(is_harmless, _flat(value)))):
+                if not (needed in self.trusted.values() or all(map(is_harmless, flat(value)))):
                     name = "joblib.Memory" if needed is joblib.Memory else needed.__name__
                     raise LoadError(
                         f"The model has a {owner.__name__} with {key}={value!r:.80}, {what}. If "
                         f"you trust who saved it and wrote there: load(path, trusted=[{name}])."
                     )
         return state
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield the values in nested lists and arrays."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = np.ma.getdata(value).tolist()
-    if isinstance(value, (list, tuple, set, frozenset)):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
