@@ -263,7 +263,6 @@ _KINDS: dict[str, _Kind] = {
     ),
     **{kind.__name__: _sparse(kind) for kind in _COMPRESSED},
 }
-_STORE = (VectorStore, type(None))
 _KIND_OF = {kind: name for name, (kind, _, _) in _KINDS.items()}
 #: End of a parameter's name: who is to be trusted, the values that need no trust, and why.
 _CODE = "which runs code that comes with a language model"
@@ -271,7 +270,7 @@ _RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "trust_remote_code": (LLMLayerEmbedder, lambda v: v in (None, False), _CODE),
     "attn_implementation": (LLMLayerEmbedder, lambda v: "/" not in repr(v), _CODE),
     "model_kwargs": (LLMLayerEmbedder, lambda v: not v or {*v} == {"attn_implementation"}, _CODE),
-    "memory": (joblib.Memory, lambda v: isinstance(v, _STORE), "a cache of pickles, read in fit"),
+    "memory": (joblib.Memory, lambda v: isinstance(v, VectorStore | None), "a cache of pickles"),
     "storage": (OptunaSearchCV, lambda v: v is None, "where it would write a study"),
 }
 
