@@ -1,21 +1,27 @@
 """Hidden states of language models as scikit-learn features, one forward pass per text."""
 
-from ._blocks import EmbeddingBlocks
-from .embed.backbone import Backbone
-from .embed.embedder import LLMLayerEmbedder, TruncationWarning
-from .embed.store import StoreWarning, VectorStore
-from .embed.union import EmbedderUnion
-from .fusion.projection import ProjectionWarning
-from .fusion.registry import PAPER_OPERATORS, register_operator
-from .fusion.transformer import FusionTransformer
-from .inspection.cost import ModelCost, measure_costs
-from .linear.layer_scores import LayerScores, layer_scores
-from .neural.classifier import FusionMLPClassifier
-from .neural.regressor import FusionMLPRegressor
-from .saving.folder import load, save
-from .selection.optuna_search import OptunaSearchCV
-from .selection.spaces import fusion_grid, fusion_space, layer_space
-from .selection.subsets import ModelSubsetSearchCV
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._public import PUBLIC
+
+if TYPE_CHECKING:
+    from ._blocks import EmbeddingBlocks
+    from .embed.backbone import Backbone
+    from .embed.embedder import LLMLayerEmbedder, TruncationWarning
+    from .embed.store import StoreWarning, VectorStore
+    from .embed.union import EmbedderUnion
+    from .fusion.projection import ProjectionWarning
+    from .fusion.registry import PAPER_OPERATORS, register_operator
+    from .fusion.transformer import FusionTransformer
+    from .inspection.cost import ModelCost, measure_costs
+    from .linear.layer_scores import LayerScores, layer_scores
+    from .neural.classifier import FusionMLPClassifier
+    from .neural.regressor import FusionMLPRegressor
+    from .saving import load, save
+    from .selection.optuna_search import OptunaSearchCV
+    from .selection.spaces import fusion_grid, fusion_space, layer_space
+    from .selection.subsets import ModelSubsetSearchCV
 
 __version__ = "0.1.0.dev0"
 
@@ -46,3 +52,14 @@ __all__ = [
     "register_operator",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(PUBLIC[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | PUBLIC.keys())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -130,11 +130,26 @@ class HeadNet(NeuralNet):  # type: ignore[misc]
     def __skfusion_restore__(cls, value: dict[str, Any]) -> HeadNet:
         """Return the net of what `__skfusion_save__` returned, on the CPU."""
         weights = {name: torch.as_tensor(w) for name, w in value["weights"].items()}
+        check_shapes(value["architecture"], weights)
         start = FusionNet(value["architecture"], dtype=weights["shift"].dtype)
         start.load_state_dict(weights)
         net = make_net(start, Settings(**value["training"]))
         net.history_ = History(value["history"])
         return net
+
+
+def check_shapes(a: Architecture, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another architecture, before a net of its size is made."""
+    sizes, n = [len(weights["shift"]), *a.hidden_layer_sizes, a.n_outputs], len(a.groups)
+    layers = [*(f"hidden.{i}" for i in range(len(a.hidden_layer_sizes))), "out"]
+    wanted = dict(zip(layers, zip(sizes[1:], sizes[:-1], strict=True), strict=True))
+    if a.operator != "concat":
+        wanted |= {f"projections.{i}": (a.n_components, w) for i, w in enumerate(a.mixed_widths)}
+    shapes = {name.removesuffix(".weight"): tuple(w.shape) for name, w in weights.items()}
+    fits = all(shapes[name] == shape for name, shape in wanted.items())
+    fits = fits and shapes.get("gate", (n * a.n_components, n)) == (n * a.n_components, n)
+    if not fits or (a.operator == "concat" and sum(a.mixed_widths) != sizes[0]):
+        raise ValueError(f"The weights are not those of {a}.")
 
 
 class _CheckLoss(Callback):  # type: ignore[misc]

@@ -49,7 +49,7 @@ from skfusion import (
 )
 from skfusion.embed.loading import release
 from skfusion.fusion.registry import OPERATORS
-from skfusion.saving.folder import load, save
+from skfusion.saving import load, save
 
 
 def logistic(**params):
@@ -164,7 +164,7 @@ def test_another_process_predicts_the_same(data, tmp_path):
     save(fitted, tmp_path / "model")
     code = (
         "import sys, numpy as np\n"
-        "from skfusion.saving.folder import load\n"
+        "from skfusion.saving import load\n"
         "np.save(sys.argv[2], load(sys.argv[1]).predict_proba(np.load(sys.argv[2])))\n"
     )
     np.save(tmp_path / "data.npy", data[0])

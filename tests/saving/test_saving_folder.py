@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import FunctionTransformer
 
 import skfusion
-from skfusion.saving import folder as folder_module
-from skfusion.saving.folder import load, save
+from skfusion import _files
+from skfusion.saving import load, save
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_failing_disk_leaves_the_older_one(saved, monkeypatch):
             raise OSError("disk")
         rename(source, target)
 
-    monkeypatch.setattr(folder_module.os, "rename", failing)
+    monkeypatch.setattr(_files.os, "rename", failing)
     with pytest.raises(OSError, match="disk"):
         save(LogisticRegression(C=3.0), saved)
     assert load(saved).C == 2.0

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import Bunch
 
-from skfusion.saving.folder import load, save
+from skfusion.saving import load, save
 
 SCALARS = (
     st.none()

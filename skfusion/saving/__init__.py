@@ -1,1 +1,0 @@
-"""Fitted estimators on disk without pickle."""
