@@ -513,6 +513,13 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         state: Mapping[str, Any] = super().__getstate__()
         return state
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        spec = state.get("_spec")
+        names = Spec.__dataclass_fields__.keys()
+        if spec is not None and not (type(spec) is Spec and vars(spec).keys() == names):
+            raise TypeError(f"The state of this {type(self).__name__} has no whole Spec: {spec!r}")
+        super().__setstate__(state)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True

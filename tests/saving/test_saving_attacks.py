@@ -314,11 +314,11 @@ def test_remote_code_of_the_fitted_model_needs_trust_too(folder, texts, tmp_path
     save(LLMLayerEmbedder(folder()).fit(texts), tmp_path / "model")
 
     def edit(plain, parts):
-        _, (_, spec) = parts["_spec"]
-        text, _ = spec["source"][1]
-        source = json.loads(text)
-        source["state"]["trust_remote_code"] = True
-        spec["source"] = ("object", [json.dumps(source), {}])
+        _, (text, others) = parts["_spec"]
+        spec = json.loads(text)
+        assert spec["state"]["trust_remote_code"] is False
+        spec["state"]["trust_remote_code"] = True
+        parts["_spec"] = ("object", [json.dumps(spec), others])
 
     change(tmp_path / "model", edit)
     with pytest.raises(ValueError, match=r"runs code.*trusted=\[LLMLayerEmbedder\]"):
@@ -457,9 +457,9 @@ def test_a_made_up_store_removes_no_files(where, place, folder, texts, tmp_path)
         made("sklearn.utils._bunch.Bunch", {"fingerprint": "../../mine"}),
         ("Bunch", {"fingerprint": ("name", "numpy.exp"), "about": ("name", "numpy.exp")}),
         made("skfusion.VectorStore", {"location": "a"}),
-        made("skfusion.Spec", {"source": None}),
+        made("skfusion.Spec", {"identity": "folder:0"}),
     ],
-    ids=["unknown", "bunch", "store", "no source"],
+    ids=["unknown", "bunch", "store", "unfinished"],
 )
 def test_a_made_up_spec_is_refused(spec, folder, texts, tmp_path):
     save(LLMLayerEmbedder(folder()).fit(texts), tmp_path / "model")
