@@ -89,7 +89,12 @@ def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, 
         folder(kind), layer=layer, store_layers="requested", memory=tmp_path
     ).fit(TEXTS)
     ran = []
-    blocks, certain = embedder._load().blocks()
+    backbone = embedder._load()
+    if not backbone._body._can_record_outputs:
+        pytest.skip(
+            "this release of transformers declares no blocks here: the first pass compares"
+        )
+    blocks, certain = backbone.blocks()
     assert certain
     handles = [
         b.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, b in enumerate(blocks)

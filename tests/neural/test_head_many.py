@@ -73,7 +73,9 @@ def check(heads: list[Any], X: Any, y: Any, folds: list[Any], atol: float, **mor
 
 
 @SHAPES
-@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+@pytest.mark.parametrize(
+    "estimator", [FusionMLPClassifier, pytest.param(FusionMLPRegressor, marks=pytest.mark.slow)]
+)
 def test_together_is_one_by_one(estimator, widths):
     X, y = data(60, widths)
     heads = [estimator(dtype="float64", **SMALL, **setting) for setting in SETTINGS]

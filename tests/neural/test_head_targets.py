@@ -74,6 +74,7 @@ def test_one_class_only_says_so():
         FusionMLPClassifier().fit(np.ones((4, 3)), ["only"] * 4)
 
 
+@pytest.mark.slow
 def test_as_many_classes_as_r52_and_as_unequal():
     counts = np.maximum(1, (2840 / 4 * np.arange(1, 53) ** -1.6).astype(int)).tolist()
     X, y = clusters(counts, width=40)
@@ -111,7 +112,9 @@ def test_balanced_weights_do_not_lower_the_recall_of_a_rare_class(rng):
     assert recall_score(y[1::2], balanced) > 0.3
 
 
-@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+@pytest.mark.parametrize(
+    "estimator", [FusionMLPClassifier, pytest.param(FusionMLPRegressor, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("n_rows", [8, 60])
 def test_a_weight_is_a_number_of_rows_and_order_does_not_matter(estimator, n_rows, rng):
     """Below and above the number of columns: both ways of stopping."""

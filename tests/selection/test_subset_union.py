@@ -72,6 +72,7 @@ def test_each_text_passes_once_through_each_model(pipe, models, texts, labels):
             np.testing.assert_array_equal(again.cv_results_[name], found)
 
 
+@pytest.mark.slow
 def test_a_search_over_layers_poolings_operators_and_subsets_encodes_once(
     pipe, models, texts, labels
 ):
