@@ -31,10 +31,10 @@ from .targets import Targets
 from .training import CHUNK, HeadNet, Job, Trained, make_net, train_one
 
 
-class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
+class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     """Blocks in, a trained network, its outputs out; see the two estimators."""
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "operator": [str],
         "residual": [StrOptions({"concat", "add"}), "boolean"],
         "layer": [StrOptions({"mix"}), None],

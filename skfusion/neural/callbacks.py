@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from .training import Job
 
 
-class EpochBar(Callback):  # type: ignore[misc]
+class EpochBar(Callback):
     """A progress bar over epochs.
 
     Parameters

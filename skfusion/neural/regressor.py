@@ -15,7 +15,7 @@ from .base import BaseFusionMLP
 from .targets import Targets, read_numbers
 
 
-class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
+class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     """Predict numbers from embedding blocks with a network that projects, fuses and regresses.
 
     It is `FusionMLPClassifier` with the squared error as its loss.
@@ -195,7 +195,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
             verbose=verbose,
         )
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> FusionMLPRegressor:
@@ -223,7 +223,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         self._fit(X, y, sample_weight)
         return self
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> FusionMLPRegressor:

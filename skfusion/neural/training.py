@@ -132,7 +132,7 @@ def batch_indices(n_rows: int, batch_size: int, generator: torch.Generator) -> S
     return torch.split(order, batch_size)
 
 
-class HeadNet(NeuralNet):  # type: ignore[misc]
+class HeadNet(NeuralNet):
     """A skorch net over a `FusionNet`, whose loss knows weights."""
 
     def get_loss(
@@ -172,7 +172,7 @@ class HeadNet(NeuralNet):  # type: ignore[misc]
         return net
 
 
-class Watch(Callback):  # type: ignore[misc]
+class Watch(Callback):
     """Stops training when the loss is not finite."""
 
     def on_batch_end(
@@ -194,7 +194,7 @@ def loss_error(loss: float, epoch: int, lr: float, largest: float) -> FloatingPo
     )
 
 
-class Follow(Callback):  # type: ignore[misc]
+class Follow(Callback):
     """Looks at the loss on some rows after each epoch and stops when that is enough.
 
     Parameters

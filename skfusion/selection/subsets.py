@@ -34,7 +34,7 @@ from .subset_report import (
 from .subset_strategies import STRATEGIES, Plan, make_plan
 
 
-class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
+class ModelSubsetSearchCV(BaseSearchCV):
     """Choose which models to fuse, by cross-validation.
 
     Subsets of the models are tried on the same folds. The cheapest that is within one standard
@@ -165,7 +165,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
     array([0, 0, 0])
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "estimator": [HasMethods(["fit"])],
         "sizes": ["array-like", None],
         "strategy": [StrOptions(set(STRATEGIES))],
@@ -212,7 +212,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.n_permutations = n_permutations
         self.random_state = random_state
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: ArrayLike | None = None, **params: Any) -> ModelSubsetSearchCV:
         """Try the subsets, choose one and fit it.
 
