@@ -95,7 +95,7 @@ def test_a_class_of_no_weight_is_never_predicted():
 
 def test_all_weights_zero_says_so():
     X, y = clusters([3, 3])
-    with pytest.raises(ValueError, match="at least one non-zero|All rows have weight 0"):
+    with pytest.raises(ValueError, match=r"at least one non-zero|All rows have weight 0"):
         FusionMLPClassifier(**SMALL).fit(X, y, sample_weight=np.zeros(6))
     with pytest.raises(ValueError, match="All rows have weight 0"):
         FusionMLPClassifier(class_weight={0: 0, 1: 0}, **SMALL).fit(X, y)
