@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from _support import tiny
 from _support.realdata import data_set
+from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
 from skfusion import VectorStore
@@ -19,6 +20,10 @@ from skfusion.embed.loading import release
 # The tests' own save_pretrained calls print bars; skfusion must be silent by itself, which
 # tests/embed/test_conventions.py checks in a process of its own.
 transformers_logging.disable_progress_bar()
+
+# .ci/run keeps both cores busy, and an example that had to wait is not a wrong one.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

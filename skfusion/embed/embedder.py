@@ -52,7 +52,7 @@ class TruncationWarning(UserWarning):
     """Some texts were longer than the model or `max_length` takes, and were cut."""
 
 
-class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     """Turn texts into the pooled hidden states of a language model.
 
     The layer and the pooling are hyperparameters: the first pass of a text through the model
@@ -180,7 +180,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     (1, 16)
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "model": [str, os.PathLike, Backbone],
         "layer": [Integral, Real, list, tuple, np.ndarray, StrOptions({"auto", "mean"})],
         "pooling": [StrOptions({*POOLINGS, "auto"}), list, tuple],
@@ -236,7 +236,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.model_kwargs = model_kwargs
         self.verbose = verbose
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
         """Resolve layers and poolings from the model's config; "auto" and "mean" use the texts.
 

@@ -91,7 +91,7 @@ class VectorStore:
     """
 
     _fingerprint: str | None = None
-    _about: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    _about: dict[str, Any] = {}
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
 
 
-class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
+class EmbedderUnion(TransformerMixin, _BaseComposition):
     """Embed texts with several models and keep the boundaries between them.
 
     Each embedder's parameters are parameters of the union (``smol__layer``), and an embedder may
@@ -76,7 +76,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
     EmbeddingBlocks(tiny_layer1_mean: 16, tiny_layer2_mean: 16; shape=(1, 32), dtype=float32)
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "embedders": [list],
         "memory": LLMLayerEmbedder._parameter_constraints["memory"],
         "n_jobs": [Integral, None],
@@ -129,7 +129,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         self._set_params("embedders", **params)
         return self
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: ArrayLike, y: Any = None, **params: Any) -> EmbedderUnion:
         """Fit every embedder; a language model reads its config alone, unless it chooses a layer.
 
@@ -161,7 +161,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):  # type: ignore[misc]
         self._set_blocks([_block_widths(embedder, rows) for embedder in fitted])
         return self
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=False)
     def fit_transform(self, X: ArrayLike, y: Any = None, **params: Any) -> Any:
         """Fit every embedder and embed the texts with it before the next one is loaded.
 

@@ -31,7 +31,7 @@ from .supervised import supervised_projections
 from .weighted import ridge_weights
 
 
-class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     """Fuse the embedding blocks of each row into one vector.
 
     Each block E_i is scaled, projected to a common width d (u_i), and an operator makes one
@@ -147,7 +147,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
     {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'sum': slice(4, 6, None)}
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "operator": [str],
         "residual": [StrOptions({"concat", "add"}), "boolean"],
         "projection": [StrOptions({"pca", "random", "supervised"}), None],
@@ -182,7 +182,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):  # 
         self.class_weight = class_weight
         self.random_state = random_state
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     @uses_own_operators
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> FusionTransformer:
         """Learn scaling, projections and weights.

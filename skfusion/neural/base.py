@@ -29,10 +29,10 @@ from .solvers import Training
 from .training import CHUNK, HeadNet
 
 
-class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
+class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     """A network over embedding blocks; see the two estimators."""
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "operator": [str],
         "residual": [StrOptions({"concat", "add"}), "boolean"],
         "layer": [StrOptions({"mix"}), None],

@@ -19,7 +19,7 @@ from .._targets import CLASSES, LABELS, Targets, read_targets
 from .base import BaseFusionMLP
 
 
-class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
+class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     """Classify embedding blocks with a network that projects, fuses and classifies.
 
     It takes `EmbeddingBlocks` straight from `EmbedderUnion` and trains projections, operator and
@@ -174,7 +174,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
     (2, 2)
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         **BaseFusionMLP._parameter_constraints,
         "class_weight": [dict, StrOptions({"balanced"}), None],
         "label_smoothing": [Interval(Real, 0, 1, closed="left")],
@@ -237,7 +237,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         self.class_weight = class_weight
         self.label_smoothing = label_smoothing
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> FusionMLPClassifier:
@@ -266,7 +266,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):  # type: ignore[misc]
         self._fit(X, y, sample_weight)
         return self
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def partial_fit(
         self,
         X: ArrayLike,

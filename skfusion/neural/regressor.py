@@ -15,7 +15,7 @@ from .._targets import NUMBERS, Targets, read_targets
 from .base import BaseFusionMLP
 
 
-class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
+class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     """Predict numbers from embedding blocks with a network that projects, fuses and regresses.
 
     It is `FusionMLPClassifier` with the squared error as its loss.
@@ -197,7 +197,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
             verbose=verbose,
         )
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> FusionMLPRegressor:
@@ -225,7 +225,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):  # type: ignore[misc]
         self._fit(X, y, sample_weight)
         return self
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=True)
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> FusionMLPRegressor:

@@ -98,7 +98,7 @@ class WeightedLoss(nn.Module):
         return (weights * LOSSES[self.kind].per_row(logits, target)).mean()
 
 
-class HeadNet(NeuralNet):  # type: ignore[misc]
+class HeadNet(NeuralNet):
     """A skorch net over a `FusionNet`, whose loss knows weights."""
 
     def get_loss(
@@ -152,7 +152,7 @@ def check_shapes(a: Architecture, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(f"The weights are not those of {a}.")
 
 
-class _CheckLoss(Callback):  # type: ignore[misc]
+class _CheckLoss(Callback):
     """Refuses a loss that is not finite."""
 
     def on_batch_end(
@@ -169,7 +169,7 @@ class _CheckLoss(Callback):  # type: ignore[misc]
             )
 
 
-class _Stop(Callback):  # type: ignore[misc]
+class _Stop(Callback):
     """Ends training by a `StopRule` and keeps the best weights on held-out rows."""
 
     def __init__(self, rule: StopRule) -> None:
@@ -186,7 +186,7 @@ class _Stop(Callback):  # type: ignore[misc]
             raise KeyboardInterrupt
 
 
-class _EpochBar(Callback):  # type: ignore[misc]
+class _EpochBar(Callback):
     """A progress bar over epochs."""
 
     def __init__(self, total: int, label: str) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Cost = Callable[[Any, Any, Any], float]
 
 
-class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
+class OptunaSearchCV(BaseSearchCV):
     """Search hyperparameters with Optuna, as `RandomizedSearchCV` does at random.
 
     Parameters, methods and ``cv_results_`` are those of scikit-learn's searches, and so is the
@@ -162,7 +162,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
     5
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         **{k: v for k, v in BaseSearchCV._parameter_constraints.items() if k != "pre_dispatch"},
         "param_distributions": [Mapping, callable],
         "n_trials": [Interval(Integral, 1, None, closed="left"), None],
@@ -217,7 +217,7 @@ class OptunaSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.cost = cost
         self.verbose = verbose
 
-    @_fit_context(  # type: ignore[untyped-decorator]
+    @_fit_context(
         prefer_skip_nested_validation=False  # the estimator is not validated yet
     )
     def fit(self, X: Any, y: Any = None, **params: Any) -> OptunaSearchCV:

@@ -45,7 +45,7 @@ from .subset_report import Subset, SubsetCost, model_values, size_report, subset
 _MOST_SUBSETS = 4095
 
 
-class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
+class ModelSubsetSearchCV(BaseSearchCV):
     """Choose which models to fuse, by cross-validation.
 
     Subsets of the models are tried on the same folds. The cheapest that is within one standard
@@ -173,7 +173,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
     array([0, 0, 0])
     """
 
-    _parameter_constraints: dict[str, Any] = {  # noqa: RUF012 - scikit-learn's own form
+    _parameter_constraints: dict[str, Any] = {
         "estimator": [HasMethods(["fit"])],
         "sizes": ["array-like", None],
         "strategy": [StrOptions({"all", "greedy", "shapley"})],
@@ -220,7 +220,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.n_permutations = n_permutations
         self.random_state = random_state
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    @_fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: ArrayLike | None = None, **params: Any) -> ModelSubsetSearchCV:
         """Try the subsets, choose one and fit it.
 
@@ -372,7 +372,7 @@ class ModelSubsetSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.shapley_ = values
 
 
-class BlockSelector(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class BlockSelector(TransformerMixin, BaseEstimator):
     """Keeps some blocks of its input, which may have others."""
 
     def __init__(self, blocks: Sequence[str]) -> None:
@@ -452,7 +452,7 @@ def _read_models(estimator: Any, X: Any) -> _Models:
     return _Models(blocks.names, pipeline, "select")
 
 
-class _SubsetRun(BaseSearchCV):  # type: ignore[misc]
+class _SubsetRun(BaseSearchCV):
     """scikit-learn's search, over subsets, with splits and metadata that are settled."""
 
     def __init__(

@@ -91,7 +91,12 @@ def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, 
         folder(kind), layer=layer, memory=VectorStore(tmp_path, layers="requested")
     ).fit(TEXTS)
     ran = []
-    blocks, certain = embedder._load()._blocks()
+    backbone = embedder._load()
+    if not backbone._body._can_record_outputs:
+        pytest.skip(
+            "this release of transformers declares no blocks here: the first pass compares"
+        )
+    blocks, certain = backbone._blocks()
     assert certain
     handles = [
         b.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, b in enumerate(blocks)

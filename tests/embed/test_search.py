@@ -79,7 +79,7 @@ MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_each_text_passes_once(folder, tmp_path, problem, expected, memory, n_jobs):
     texts, labels = problem
@@ -111,6 +111,7 @@ def test_pipeline_memory_and_nested_parallel(folder, tmp_path, problem):
     assert passed <= 2 * len(set(texts))
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_nothing(tmp_path, problem):
     texts, labels = problem
     model = str(tiny.save_folder(tmp_path / "model"))

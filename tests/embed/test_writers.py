@@ -36,6 +36,7 @@ np.save(out, back)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_writers", [8])
 def test_writers_on_one_cold_store(tmp_path, n_writers):
     model, memory = str(tiny.save_folder(tmp_path / "model")), tmp_path / "store"

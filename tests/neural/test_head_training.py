@@ -511,6 +511,7 @@ def crowded(n: int, seed: int = 0) -> tuple[Any, Any]:
     return X / np.linalg.norm(X, axis=1, keepdims=True), y
 
 
+@pytest.mark.slow
 def test_where_the_papers_recipe_fails_auto_does_not():
     X, y = crowded(800)
     train, test = slice(200), slice(200, None)

@@ -168,6 +168,7 @@ def _journal(path: Path) -> optuna.storages.JournalStorage:
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
 
 
+@pytest.mark.slow
 def test_two_processes_lose_no_trial(tmp_path, data):
     path = tmp_path / "search.journal"
     joblib.dump(make(path, n_trials=6).set_params(cv=[*KFold(2).split(data[0])]), tmp_path / "s")

@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.fixes import parse_version
 
 from skfusion import EmbedderUnion, FusionTransformer, ModelSubsetSearchCV
 
@@ -80,6 +81,7 @@ def test_workers_that_find_an_empty_store_encode_each_text_once_too(pipe, models
     assert [read_log(model) for model in models.values()] == [(1, N), (1, N)]
 
 
+@pytest.mark.slow
 def test_a_search_over_layers_poolings_operators_and_subsets_encodes_once(
     pipe, models, texts, labels
 ):
@@ -188,6 +190,10 @@ def test_parameters_of_fit_follow_their_rows(pipe, texts, labels, rng):
     assert seen and all(((y < 2) == (weight > 0)).all() for y, weight in seen)
 
 
+@pytest.mark.skipif(
+    parse_version(sklearn.__version__) < parse_version("1.8"),
+    reason="GridSearchCV refuses it as well: no search asks a pipeline's head what it requests",
+)
 def test_routed_metadata_reach_the_head_of_every_subset(pipe, texts, labels, rng):
     weights = rng.uniform(size=N)
     with sklearn.config_context(enable_metadata_routing=True):
