@@ -55,7 +55,7 @@ LATE = {"matplotlib", "optuna", "pandas", "skops", "transformers"}
 ONLY = {
     "embed/loading.py": {"transformers"},
     "embed/encoding.py": {"tqdm"},
-    "fusion/supervised.py": {"torch"},
+    "fusion/supervised.py": {"threadpoolctl", "torch"},
 }
 
 
