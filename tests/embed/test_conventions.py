@@ -122,6 +122,7 @@ assert threading.active_count() == 1
     assert run_python(code) == ""
 
 
+@pytest.mark.slow
 def test_a_fresh_process_prints_nothing(tmp_path):
     import subprocess
     import sys

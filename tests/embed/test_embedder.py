@@ -447,6 +447,7 @@ print(json.dumps(made))
     np.testing.assert_allclose(X[0], made["next"][1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fitted_hub_model_stays_at_its_commit(tmp_path, repo):
     env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     path = str(tmp_path / "fitted.pickle")
@@ -588,6 +589,7 @@ def test_model_kwargs_reach_the_model(model):
         embedder.transform(["b"])
 
 
+@pytest.mark.slow
 def test_the_fingerprint_of_model_kwargs_is_the_same_in_every_process(folder):
     code = f"""
 import torch

@@ -79,7 +79,8 @@ MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_jobs", [1, 2])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_each_text_passes_once(folder, tmp_path, problem, expected, memory, n_jobs):
     texts, labels = problem
@@ -94,6 +95,7 @@ def test_each_text_passes_once(folder, tmp_path, problem, expected, memory, n_jo
     assert read_log(model) == (0, 0)
 
 
+@pytest.mark.slow
 def test_pipeline_memory_and_nested_parallel(folder, tmp_path, problem):
     texts, labels = problem
     model = str(tiny.save_folder(tmp_path / "model"))

@@ -165,6 +165,7 @@ def test_no_model_in_memory_is_needed(folder, texts, tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "model").predict_proba(texts), expected)
 
 
+@pytest.mark.slow
 def test_another_process_predicts_the_same(data, tmp_path):
     fitted = make_pipeline(StandardScaler(), CalibratedClassifierCV(SVC(), cv=2)).fit(*data)
     save(fitted, tmp_path / "model")

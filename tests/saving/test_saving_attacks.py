@@ -625,6 +625,7 @@ def test_a_random_generator_with_a_large_pool(model):
     assert_refused_within(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["concat", "sum", "gated"])
 @pytest.mark.parametrize(
     "size",
