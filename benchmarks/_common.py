@@ -26,12 +26,11 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from skfusion import TruncationWarning
-from skfusion.embed.digests import cache_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
-from small_models import fetch  # noqa: E402 - a script beside the examples, not a package
+from small_models import cache_folder, fetch  # noqa: E402 - a script beside the examples, not a package
 
 #: What benchmarks keep from run to run.
 KEPT = cache_folder() / "benchmarks"

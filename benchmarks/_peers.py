@@ -39,7 +39,7 @@ def load_libraries(folder: str, scratch: str, max_length: int) -> dict[str, Any]
 def library_runs(
     peers: dict[str, Any], texts: list[str], max_length: int
 ) -> dict[str, Callable[[], Any]]:
-    """Give a call for each library, with its own batches of 32."""
+    """Return a call for each library, with its own batches of 32."""
     column = pd.Series(texts)
     pipe, cut = peers["pipeline"], {"truncation": True, "max_length": max_length}
     # The pipeline returns padding too, but no mask. What its user pays for one is left out here.
@@ -75,7 +75,7 @@ class PlainLoop:
         max_length: int = 256,
         rows: int = ROWS,
     ) -> torch.Tensor:
-        """Give the vectors of some (layer, pooling), shape (n_texts, len(columns), width)."""
+        """Return the vectors of some (layer, pooling), shape (n_texts, len(columns), width)."""
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         parts = []
         for start in range(0, len(order), rows):

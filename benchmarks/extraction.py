@@ -103,7 +103,7 @@ def ours(
 def cold_run(
     model: str, texts: list[str], batch_tokens: int | str, scratch: str
 ) -> Callable[[], Any]:
-    """Give a call that encodes all texts into an empty store."""
+    """Return a call that encodes all texts into an empty store."""
 
     def run() -> NDArray[np.float32]:
         memory = tempfile.mkdtemp(dir=scratch)
@@ -123,7 +123,7 @@ def cold_run(
 
 
 def bare_run(model: str, texts: list[str], batch_tokens: int | str) -> Callable[[], None]:
-    """Give a call that does nothing but the forward passes of our batches."""
+    """Return a call that does nothing but the forward passes of our batches."""
     source = resolve(model)
     backbone = load(source, device="cpu", dtype="float32")
     budget = AUTO_BATCH_TOKENS["cpu"] if batch_tokens == "auto" else int(batch_tokens)
@@ -282,13 +282,13 @@ def time_slice(args: argparse.Namespace, sizes: Sizes) -> Figures:
 
 
 def resident_peak() -> int:
-    """Give the largest resident memory since the last reset, in bytes."""
+    """Return the largest resident memory since the last reset, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def measure_increase(run: Callable[[], Any]) -> int:
-    """Give the bytes by which a call raises the process's peak over what it holds before."""
+    """Return the bytes by which a call raises the process's peak over what it holds before."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present
     before = resident_peak()

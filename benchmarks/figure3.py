@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def draw_splits(own: list[pd.DataFrame], n_splits: int) -> list[Split]:
-    """Give training and test rows: the data set's own, then others of the same sizes."""
+    """Return training and test rows: the data set's own, then others of the same sizes."""
     n_train, n_test = map(len, own)
     labels = pd.concat(own)["label"]
     more = StratifiedShuffleSplit(
@@ -79,7 +79,7 @@ def draw_splits(own: list[pd.DataFrame], n_splits: int) -> list[Split]:
 def embed(
     model: str, texts: pd.Series, depths: list[float], pooling: str
 ) -> dict[int, NDArray[np.float32]]:
-    """Give a model's vectors by layer; all come from one pass, kept in the user's cache folder."""
+    """Return a model's vectors by layer; all come from one pass, kept in the user's cache folder."""
     embedder = LLMLayerEmbedder(
         model_path(model),
         layer=depths,
@@ -108,7 +108,7 @@ def score(
 def run(
     args: argparse.Namespace, settings: list[dict[str, Any]]
 ) -> tuple[Scores, dict[str, list[str]]]:
-    """Give all scores, and the names of what was compared: operators and models alone."""
+    """Return all scores, and the names of what was compared: operators and models alone."""
     own = [read_split(args.data, part).drop_duplicates("text") for part in ("train", "test")]
     rows, splits = pd.concat(own, ignore_index=True), draw_splits(own, args.splits)
     y = rows["label"].to_numpy()
@@ -160,7 +160,7 @@ def draw(found: Scores, title: str) -> Figure:
 
 
 def summarise(found: Scores, operators: list[str], models: list[str]) -> dict[str, float]:
-    """Give means over layers and splits, and how steady operators and models alone are."""
+    """Return means over layers and splits, and how steady operators and models alone are."""
     means = {
         name: np.array([by_name[name].mean(axis=0) for by_name in found.values()])
         for name in [*operators, *models]

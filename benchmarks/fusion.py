@@ -135,7 +135,7 @@ def candidates(
 
 
 def evaluate(vectors: Vectors, repeats: int, settings: list[dict[str, Any]]) -> dict[str, float]:
-    """Give the mean macro-F1 of every candidate, and of guessing by class frequency."""
+    """Return the mean macro-F1 of every candidate, and of guessing by class frequency."""
     y, models = vectors.labels, list(vectors.layers)
     folds = RepeatedStratifiedKFold(n_splits=2, n_repeats=repeats, random_state=0)
     scores: dict[str, list[float]] = {}

@@ -97,12 +97,12 @@ class PlainSkorch:
         return self
 
     def predict(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Give labels."""
+        """Return labels."""
         return self.classes_[self.net.predict(X.astype(np.float32))]
 
 
 def contenders() -> dict[str, Any]:
-    """Give what is compared, by name."""
+    """Return what is compared, by name."""
     tuned = GridSearchCV(
         LogisticRegression(max_iter=300),
         {"C": np.logspace(-4, 1, 9)},
@@ -118,7 +118,7 @@ def contenders() -> dict[str, Any]:
 
 
 def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
-    """Give the vectors of a data set, kept in the user's cache folder, and its labels."""
+    """Return the vectors of a data set, kept in the user's cache folder, and its labels."""
     rows = read_sample(name, n_rows)
     union = EmbedderUnion(
         [(model, LLMLayerEmbedder(model_path(model), max_length=256)) for model in MODELS],
@@ -130,7 +130,7 @@ def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
 def compare(
     X: EmbeddingBlocks, y: NDArray[Any], repeats: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Give each contender's mean macro-F1 and mean seconds of a fit."""
+    """Return each contender's mean macro-F1 and mean seconds of a fit."""
     scores: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     folds = RepeatedStratifiedKFold(n_splits=2, n_repeats=repeats, random_state=0)

@@ -45,9 +45,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from small_models import target_folder
 
-from skfusion import LLMLayerEmbedder, VectorStore
-from skfusion.linear.layer_scores import layer_scores
-from skfusion.neural.classifier import FusionMLPClassifier
+from skfusion import FusionMLPClassifier, LLMLayerEmbedder, VectorStore, layer_scores
 
 DATA_SETS = [
     "rotten_tomatoes",
@@ -164,7 +162,7 @@ WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
 
 
 def layer_mean(train: Layers, test: Layers) -> tuple[Layers, Layers]:
-    """Give what ``layer="mean"`` gives."""
+    """Return what ``layer="mean"`` gives."""
     scalers = [StandardScaler().fit(x) for x in train]
     both = [
         np.mean([s.transform(x) for s, x in zip(scalers, part, strict=True)], axis=0)
@@ -261,7 +259,7 @@ class Totals:
 
 
 def mean_over(values: dict[tuple[str, int], list[float]], way: str, sizes: list[int]) -> float:
-    """Give a way's mean over all draws of some sizes."""
+    """Return a way's mean over all draws of some sizes."""
     return float(np.mean([x for size in sizes for x in values[way, size]]))
 
 

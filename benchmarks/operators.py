@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from skfusion._blocks import EmbeddingBlocks
+from skfusion import EmbeddingBlocks, FusionTransformer
 from skfusion.fusion.registry import OPERATORS
-from skfusion.fusion.transformer import FusionTransformer
 
 ROWS, WIDTHS, WIDTH = 20_000, (1024, 4096), 1024
 

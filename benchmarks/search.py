@@ -131,7 +131,7 @@ def make_peers(model: str, sizes: Sizes) -> dict[str, Contender]:
 
 
 def layer_grid(sizes: Sizes) -> Grid:
-    """Give the parameters that choose layer and pooling."""
+    """Return the parameters that choose layer and pooling."""
     return {"embed__layer": sizes.layers, "embed__pooling": sizes.poolings}
 
 

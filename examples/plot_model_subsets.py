@@ -27,9 +27,14 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from small_models import cache_folder
 
-from skfusion import EmbedderUnion, FusionTransformer, LLMLayerEmbedder, VectorStore
-from skfusion.inspection.cost import measure_costs
-from skfusion.selection.subsets import ModelSubsetSearchCV
+from skfusion import (
+    EmbedderUnion,
+    FusionTransformer,
+    LLMLayerEmbedder,
+    ModelSubsetSearchCV,
+    VectorStore,
+    measure_costs,
+)
 
 # %%
 # The models

@@ -28,9 +28,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from small_models import cache_folder
 
-from skfusion import EmbedderUnion, FusionTransformer, LLMLayerEmbedder
-from skfusion.selection.optuna_search import OptunaSearchCV
-from skfusion.selection.spaces import fusion_space
+from skfusion import (
+    EmbedderUnion,
+    FusionTransformer,
+    LLMLayerEmbedder,
+    OptunaSearchCV,
+    fusion_space,
+)
 
 COLOURS = {"minilm": "tab:orange", "smol": "tab:blue", "minilm+smol": "tab:green"}
 

@@ -5,6 +5,7 @@ are neither installed nor imported, and nothing that they require is downloaded.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import copyfileobj
 
-from skfusion.embed.digests import cache_folder
+import platformdirs
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is fetched and stored: ``$SKFUSION_CACHE`` or the user's."""
+    return Path(os.environ.get("SKFUSION_CACHE") or platformdirs.user_cache_path("skfusion"))
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,6 @@ def to_slices(sizes: Mapping[str, int]) -> dict[str, slice]:
 
     Examples
     --------
-    >>> from skfusion._blocks import to_slices
     >>> to_slices({"a": 2, "b": 3})
     {'a': slice(0, 2, None), 'b': slice(2, 5, None)}
     """
@@ -300,7 +299,6 @@ def output_layout(
 
     Examples
     --------
-    >>> from skfusion._blocks import output_layout
     >>> output_layout({"a": slice(0, 2)}, 5, "sum", with_blocks=True)
     {'a': slice(0, 2, None), 'sum': slice(2, 5, None)}
     """
@@ -324,7 +322,6 @@ def output_names(
 
     Examples
     --------
-    >>> from skfusion._blocks import output_names
     >>> output_names({"a": slice(0, 1)}, {"a": slice(0, 1), "sum": slice(1, 3)}, "sum", None)
     array(['a__0', 'sum0', 'sum1'], dtype=object)
     """

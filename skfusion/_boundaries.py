@@ -28,7 +28,6 @@ def find_boundaries(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion._boundaries import find_boundaries
     >>> find_boundaries(np.zeros((4, 5)), [2, 3])
     {'block0': slice(0, 2, None), 'block1': slice(2, 5, None)}
     """

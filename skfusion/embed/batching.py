@@ -24,7 +24,6 @@ def plan_batches(
 
     Examples
     --------
-    >>> from skfusion.embed.batching import plan_batches
     >>> [batch.tolist() for batch in plan_batches([3, 9, 2, 5], batch_tokens=10)]
     [[1], [3, 0], [2]]
     """

@@ -22,7 +22,6 @@ def resolve_layers(layer: Any, n_layers: int, *, name: str) -> list[int]:
 
     Examples
     --------
-    >>> from skfusion.embed.layers import resolve_layers
     >>> resolve_layers([0, -1, 0.5], 12, name="layer")
     [0, 12, 6]
     """
@@ -76,7 +75,6 @@ def resolve_columns(
 
     Examples
     --------
-    >>> from skfusion.embed.layers import resolve_columns
     >>> resolve_columns("auto", "mean", [1, -1], "requested", 3)
     ([1, 3], ['mean'], [(1, 'mean'), (3, 'mean')])
     """

@@ -105,7 +105,7 @@ def clear_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def publishing(path: Path) -> Iterator[Path]:
-    """Give a temporary path, renamed when the block ends well and removed when it does not."""
+    """Yield a temporary path, renamed when the block ends well and removed when it does not."""
     temporary = path.with_name(f"skfusion-{uuid.uuid4().hex}.tmp")
     try:
         yield temporary

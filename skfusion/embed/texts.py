@@ -29,7 +29,6 @@ def check_texts(X: Any, *, missing: Missing = "error") -> list[str]:
 
     Examples
     --------
-    >>> from skfusion.embed.texts import check_texts
     >>> check_texts(["one", None], missing="empty")
     ['one', '']
     """

@@ -35,7 +35,6 @@ def log_evidence(features: NDArray[np.floating[Any]], matrix: Floats) -> Floats:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.evidence import log_evidence
     >>> F = np.random.default_rng(0).normal(size=(30, 2))
     >>> y = F @ [[1.0], [2.0]]
     >>> bool(log_evidence(F, y + 0.1)[0] > log_evidence(F[::-1], y + 0.1)[0])

@@ -44,7 +44,6 @@ def fit_scaler(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.scaling import fit_scaler
     >>> block = np.array([[1.0, 5.0], [3.0, 5.0]])
     >>> fit_scaler(block, "standard")(block)
     array([[-1.,  0.],
@@ -76,7 +75,6 @@ def mean_over_layers(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.scaling import mean_over_layers
     >>> scales = np.zeros((2, 1), np.float32), np.ones((2, 1), np.float32)
     >>> columns = [np.array([[1.0]], np.float32), np.array([[4.0]], np.float32)]
     >>> mean_over_layers(columns, 1, scales, 1)

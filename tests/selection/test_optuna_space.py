@@ -14,7 +14,7 @@ from skfusion.selection.optuna_study import fingerprint
 
 
 def draw(given, n=200):
-    """Give the values of n random trials, and again as read back from the study."""
+    """Return the values of n random trials, and again as read back from the study."""
     space = read_space({"p": given})
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     values = [space.decode(study.ask(space.distributions))["p"] for _ in range(n)]
