@@ -79,7 +79,7 @@ def draw_splits(own: list[pd.DataFrame], n_splits: int) -> list[Split]:
 def embed(
     model: str, texts: pd.Series, depths: list[float], pooling: str
 ) -> dict[int, NDArray[np.float32]]:
-    """Return a model's vectors by layer; all come from one pass, kept in the user's cache folder."""
+    """Return a model's vectors by layer, all of one pass that the user's cache folder keeps."""
     embedder = LLMLayerEmbedder(
         model_path(model),
         layer=depths,

@@ -103,7 +103,7 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
             f"remove it."
         )
     try:
-        content = _files.write(_Writer().encode(estimator, name))
+        content = _files.write(_Encoder().encode(estimator, name))
         _files.check(content)  # so that `load` refuses nothing of it for its form
     except ValueError as error:
         raise TypeError(f"{name} cannot be saved: {error}.") from error
@@ -173,7 +173,7 @@ def load(
         contents = _files.contents(folder, (_ABOUT, _MODEL))
         for warning in _other_versions(contents[_ABOUT]):
             warnings.warn(warning, stacklevel=2)
-        return _Reader({name_of(thing): thing for thing in things}).read(contents[_MODEL])
+        return _Decoder({name_of(thing): thing for thing in things}).read(contents[_MODEL])
     except Warning:  # of someone who wants them to be errors
         raise
     except Exception as error:  # a made-up file can bring up any, of any class it names
@@ -275,7 +275,7 @@ _RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
 }
 
 
-class _Writer:
+class _Encoder:
     """Turns values into what skops keeps exactly."""
 
     def __init__(self) -> None:
@@ -346,8 +346,8 @@ class _Writer:
         return ("object", [text, parts])
 
 
-class _Reader:
-    """Turns what a `_Writer` made into values again; skops makes no estimators for it."""
+class _Decoder:
+    """Turns what a `_Encoder` made into values again; skops makes no estimators for it."""
 
     def __init__(self, trusted: dict[str, Any]) -> None:
         self.trusted = trusted

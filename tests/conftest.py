@@ -55,7 +55,7 @@ def users_cache() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Return the folder of a tiny model, written once a session: ``folder("bert", side="left")``."""
+    """Return a tiny model's folder, written once per session: ``folder("bert", side="left")``."""
     made: dict[Any, Path] = {}
 
     def make(kind: str = "llama", **options: Any) -> str:

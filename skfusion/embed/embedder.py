@@ -266,7 +266,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         OSError
             If the model cannot be found or reached.
         """
-        self._settle(X, y, progress=bool(self.verbose))
+        self._fit(X, y, progress=bool(self.verbose))
         return self
 
     def transform(self, X: ArrayLike) -> NDArray[np.float32]:
@@ -330,7 +330,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         """
         if not self.__sklearn_is_fitted__():
             self._validate_params()
-            self._settle(X, y, progress=bool(verbose))
+            self._fit(X, y, progress=bool(verbose))
         texts = check_texts(X, missing=self.missing)
         for _ in self._read(texts, bool(verbose)):
             pass
@@ -363,7 +363,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     def _memory(self) -> VectorStore:
         return self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
 
-    def _settle(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
+    def _fit(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
         """Do the work of `fit`."""
         texts = check_texts(X, missing=self.missing)
         if not texts:

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class _Basis:
+class _Coordinates:
     """Coordinates of a block's rows in as few dimensions as they span, with mean norm 1."""
 
     # The best W is a combination of the training rows, so nothing is lost, and few rows of a wide
@@ -63,7 +63,7 @@ def supervised_projections(
     out by class; then all rows are trained on. With fewer than 10 rows, or a class of one row, it
     is the middle one.
     """
-    bases = [_to_basis(block, rng) for block in blocks]
+    bases = [_to_coordinates(block, rng) for block in blocks]
     problem = _pose([basis.rows for basis in bases], targets, operator, n_components, residual)
     decay, start = _choose_decay(problem, _draw(problem, operator, n_components, rng), rng)
     parts = _cut(_minimise(problem, start, decay, _FINAL_STEPS), problem)
@@ -121,13 +121,13 @@ def _pose(
     return _Problem(rows, targets, fuse, shapes)
 
 
-def _to_basis(block: NDArray[Any], rng: np.random.RandomState) -> _Basis:
+def _to_coordinates(block: NDArray[Any], rng: np.random.RandomState) -> _Coordinates:
     to_basis = None
     if 2 * len(block) < block.shape[1]:
         to_basis = pca_projection(block, max(1, len(block) - 1), rng)
         block = to_basis(block)
     norm = float(np.sqrt((block.astype(np.float64) ** 2).sum() / len(block))) or 1.0
-    return _Basis(block / block.dtype.type(norm), to_basis, norm)
+    return _Coordinates(block / block.dtype.type(norm), to_basis, norm)
 
 
 def _draw(problem: _Problem, operator: Operator, d: int, rng: np.random.RandomState) -> Flat:
