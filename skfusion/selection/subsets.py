@@ -77,7 +77,7 @@ class ModelSubsetSearchCV(BaseSearchCV):
           what each of many models is worth.
     cost : mapping of str to number or ModelCost, callable or None, default=None
         What a subset costs: the sum over its models, for example of the seconds that
-        `skfusion.inspection.cost.measure_costs` has measured, or what a callable returns for the
+        `skfusion.measure_costs` has measured, or what a callable returns for the
         tuple of their names. None counts the models.
     scoring : str, callable or None, default=None
         As for `GridSearchCV`, of one metric.

@@ -244,10 +244,10 @@ def test_trained_projections_find_what_pca_misses(rng, operator):
 
 
 def test_wide_blocks_of_few_rows_are_reduced_without_loss(rng):
-    from skfusion.fusion.supervised import _to_basis
+    from skfusion.fusion.supervised import _to_coordinates
 
     block = rng.normal(size=(20, 200)) + 2
-    basis = _to_basis(block, np.random.RandomState(0))
+    basis = _to_coordinates(block, np.random.RandomState(0))
     assert basis.rows.shape == (20, 19)
     assert np.mean((basis.rows**2).sum(axis=1)) == pytest.approx(1)
     weight, bias = rng.normal(size=(19, 4)), rng.normal(size=4)
