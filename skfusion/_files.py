@@ -187,7 +187,9 @@ def check(content: bytes) -> set[str]:
     if not stored or sum(sizes.values()) > len(content):
         raise ValueError("the file would grow when it is read")
     for node in _nodes(json.loads(file.read("schema.json"))):
-        loader, name = node["__loader__"], f"{node['__module__']}.{node['__class__']}"
+        # Some compiled modules of scikit-learn give a short name, under which they are known too.
+        module = getattr(sys.modules.get(node["__module__"]), "__name__", node["__module__"])
+        loader, name = node["__loader__"], f"{module}.{node['__class__']}"
         if not _MADE.fullmatch(f"{loader} {name}"):
             names.add(name)
             if loader not in _TRUSTABLE or find(name) is not None:
