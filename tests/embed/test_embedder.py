@@ -745,6 +745,7 @@ def _live() -> set[tuple[int, int]]:
     return {(t.data_ptr(), t.nbytes) for t in tensors}
 
 
+@pytest.mark.slow
 def test_many_small_calls_do_not_grow(model, memory):
     texts = tiny_texts(40)
     embedder = LLMLayerEmbedder(model, memory=memory).fit(texts)

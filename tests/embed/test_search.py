@@ -132,6 +132,7 @@ assert not loading._LOADED
     assert read_log(model) == (0, 0)
 
 
+@pytest.mark.slow
 def test_workers_share_the_store_of_their_parent(folder, problem):
     """Without memory=, what the parent has encoded no worker encodes again."""
     texts, labels = problem

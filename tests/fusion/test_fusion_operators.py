@@ -91,7 +91,7 @@ def test_bilinear_against_loops():
     np.testing.assert_allclose(operators.bilinear([u, v]), expected)
 
 
-@pytest.mark.parametrize("widths", [(7, 5), (4, 6, 5)])
+@pytest.mark.parametrize("widths", [(7, 5), pytest.param((4, 6, 5), marks=pytest.mark.slow)])
 def test_compact_bilinear_keeps_inner_products_in_the_mean(widths):
     rng = np.random.RandomState(0)
     x, y = ([rng.normal(size=w) + 0.5 for w in widths] for _ in range(2))

@@ -32,6 +32,7 @@ def pipe(models, tmp_path) -> Pipeline:
     return Pipeline([("embed", embed), ("fuse", fuse), ("clf", LogisticRegression())])
 
 
+@pytest.mark.slow
 def test_each_text_passes_once_through_each_model(pipe, models):
     texts = tiny_texts(24)
     labels = np.arange(len(texts)) % 2

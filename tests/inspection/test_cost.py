@@ -10,6 +10,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from skfusion import EmbedderUnion, LLMLayerEmbedder, VectorStore, measure_costs
 
 
+@pytest.mark.slow
 def test_costs_of_a_union(folder, tmp_path):
     texts = tiny_texts(30)
     embedder = LLMLayerEmbedder(folder())

@@ -133,6 +133,7 @@ def test_pickles_predict_the_same_and_can_go_on(trip, estimator, blocks, labels)
     np.testing.assert_array_equal(again.predict(blocks), head.predict(blocks))
 
 
+@pytest.mark.slow
 def test_a_search_over_the_papers_operators(blocks, labels):
     pipe = Pipeline([("keep", FunctionTransformer()), ("head", clone(HEAD))])
     grid = [{f"head__{k}": [v] for k, v in setting.items()} for setting in PAPER_OPERATORS]

@@ -53,7 +53,7 @@ def test_labels_of_every_kind_come_back_as_they_are(labels, solver):
         assert scores.shape == (len(X), len(labels))
 
 
-@pytest.mark.parametrize("operator", ["concat", "sum"])
+@pytest.mark.parametrize("operator", [pytest.param("concat", marks=pytest.mark.slow), "sum"])
 def test_multilabel_indicators(operator):
     X, codes = clusters([15, 15, 15, 15])
     labels = np.column_stack([codes % 2, codes // 2, np.zeros_like(codes)])
@@ -63,7 +63,9 @@ def test_multilabel_indicators(operator):
     assert clf.score(X, labels) == 1
 
 
-@pytest.mark.parametrize("counts", [[30, 30, 1], [2, 2, 2], [1, 1], [200, 3, 1]])
+@pytest.mark.parametrize(
+    "counts", [[30, 30, 1], [2, 2, 2], [1, 1], pytest.param([200, 3, 1], marks=pytest.mark.slow)]
+)
 def test_rare_classes(counts):
     X, y = clusters(counts)
     clf = FusionMLPClassifier(hidden_layer_sizes=(256, 64), random_state=0).fit(X, y)
@@ -120,7 +122,7 @@ def test_balanced_weights_do_not_lower_the_recall_of_a_rare_class(rng):
 @pytest.mark.parametrize(
     "estimator", [FusionMLPClassifier, pytest.param(FusionMLPRegressor, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("n_rows", [8, 60])
+@pytest.mark.parametrize("n_rows", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_weight_is_a_number_of_rows_and_order_does_not_matter(estimator, n_rows, rng):
     """Below and above the number of columns: both ways of stopping."""
     X = rng.normal(size=(n_rows, 20 if n_rows == 8 else 5))
@@ -132,6 +134,7 @@ def test_a_weight_is_a_number_of_rows_and_order_does_not_matter(estimator, n_row
     np.testing.assert_array_equal(weighted, repeated)
 
 
+@pytest.mark.slow
 def test_regression_of_one_and_of_several_columns(rng):
     X = rng.normal(size=(300, 6))
     y = np.column_stack([X[:, 0] * 100 + 7, np.abs(X[:, 1])])

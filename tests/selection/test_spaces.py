@@ -175,6 +175,7 @@ def test_layers_in_a_row_are_drawn_as_numbers(union):
     }
 
 
+@pytest.mark.slow
 def test_a_search_encodes_each_text_once_a_model(union, models):
     texts = tiny_texts(24)
     labels = np.arange(len(texts)) % 2
