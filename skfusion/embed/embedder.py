@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -519,6 +520,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         if spec is not None and not (type(spec) is Spec and vars(spec).keys() == names):
             raise TypeError(f"The state of this {type(self).__name__} has no whole Spec: {spec!r}")
         super().__setstate__(state)
+        if multiprocessing.current_process().name.startswith("LokyProcess"):
+            # loky takes what a worker loads after its first task for a leak, and ends the worker.
+            import torch  # noqa: F401
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -23,3 +23,8 @@ def run_python(code: str, **env: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def is_loaded(module: str, given: object) -> bool:
+    """Whether a module is loaded in the process to which something was sent."""
+    return module in sys.modules

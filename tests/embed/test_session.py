@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import joblib
-from _support.processes import run_python
+from _support.processes import is_loaded, run_python
 
 from skfusion import LLMLayerEmbedder
 from skfusion.embed import session
@@ -73,3 +73,9 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
 def test_the_path_is_no_part_of_a_pickle():
     embedder = LLMLayerEmbedder("some/model")
     assert str(session.session_folder()).encode() not in pickle.dumps(embedder)
+
+
+def test_a_worker_has_torch_before_its_first_task_ends():
+    """Its memory would grow by 300 MB in a later one, which loky takes for a leak."""
+    jobs = (joblib.delayed(is_loaded)("torch", LLMLayerEmbedder("nowhere")) for _ in range(2))
+    assert joblib.Parallel(n_jobs=2)(jobs) == [True, True]
