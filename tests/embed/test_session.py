@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import joblib
+import pytest
 from _support.processes import is_loaded, run_python
 
 from skfusion import LLMLayerEmbedder
@@ -23,6 +24,7 @@ def test_workers_use_the_folder_of_their_parent():
     assert os.getpid() not in {pid for _, pid in found}
 
 
+@pytest.mark.slow
 def test_forked_and_forkserver_workers_too():
     import multiprocessing
 

@@ -119,10 +119,9 @@ def test_balanced_weights_do_not_lower_the_recall_of_a_rare_class(rng):
     assert recall_score(y[1::2], balanced) > 0.3
 
 
-@pytest.mark.parametrize(
-    "estimator", [FusionMLPClassifier, pytest.param(FusionMLPRegressor, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("n_rows", [8, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
+@pytest.mark.parametrize("n_rows", [8, 60])
 def test_a_weight_is_a_number_of_rows_and_order_does_not_matter(estimator, n_rows, rng):
     """Below and above the number of columns: both ways of stopping."""
     X = rng.normal(size=(n_rows, 20 if n_rows == 8 else 5))

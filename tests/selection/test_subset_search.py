@@ -296,6 +296,7 @@ def test_a_regressor_and_two_workers(data, rng):
     )
 
 
+@pytest.mark.slow
 def test_labels_without_meaning_give_nothing(rng):
     """The search inside of another cross-validation finds no score above chance."""
     y = rng.permutation(np.repeat([0, 1], 60))
