@@ -34,10 +34,10 @@ PARTS = {
     "BlockSelector": ".selection.subsets",
     "CountSketch": ".fusion.projection",
     "HeadNet": ".neural.training",
-    "LayerScores": ".linear.layer_scores",
+    "LayerScores": PUBLIC["LayerScores"],
     "LinearProjection": ".fusion.projection",
-    "ModelCost": ".inspection.cost",
+    "ModelCost": PUBLIC["ModelCost"],
     "Scaler": ".linear.scaling",
     "Spec": ".embed.encoding",
-    "VectorStore": ".embed.store",
+    "VectorStore": PUBLIC["VectorStore"],
 }

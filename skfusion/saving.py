@@ -194,11 +194,8 @@ def _other_versions(content: bytes) -> Iterator[Warning]:
     about, here = json.loads(content), _versions()
     if about["magic"] != _MAGIC:
         raise LoadError(f"Its {_ABOUT} was not written by skfusion.save.")
-    saved, now, then = (
-        about["versions"],
-        here["scikit-learn"],
-        about["versions"].get("scikit-learn"),
-    )
+    saved, now = about["versions"], here["scikit-learn"]
+    then = saved.get("scikit-learn")
     if about["format"] != FORMAT:
         raise LoadError(
             f"It has format {about['format']!r}, and this skfusion reads {FORMAT}. Use the "

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from .._targets import Targets
+from .._targets import Targets, require_y
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_WARNED: set[str] = set()  # fingerprints whose cut texts this process has heard of
+_WARNED: set[str | None] = set()  # fingerprints whose cut texts this process has heard of
 _READ_BYTES = 2**29  # of vectors that are in memory together when all layers are looked at
 #: What fitting with "auto" or "mean" sets, and what it sets last: gone when another fit begins.
 _BY_TEXTS = (
@@ -385,12 +385,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         layers, poolings, stored = resolve_columns(
             self.layer, self.pooling, memory.layers, memory.poolings, n_layers
         )
-        if y is None and self._needs_y():
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                f"is None: 'auto' chooses by it. Pass y to fit, or use layer='mean', the mean "
-                f"over layers, which needs none."
-            )
+        if self._needs_y():
+            why = "'auto' chooses by it. Pass y to fit, or use layer='mean', the mean over layers"
+            require_y(y, self, f"{why}, which needs none")
         targets = None
         if self._chooses():  # said before the texts pass through the model
             targets = read_criterion_targets(self.layer_criterion, y, len(texts))
@@ -476,12 +473,13 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     def _encode(
         self, texts: list[str], columns: list[Column], stored: list[Column], progress: bool
     ) -> NDArray[np.float32]:
+        store = self.store_
         encoded = encode(
             texts,
             columns=columns,
             stored=stored,
             spec=self._spec,
-            store=self.store_,
+            store=store,
             load=self._load,
             batch_tokens=self.batch_tokens,
             progress=progress,
@@ -489,9 +487,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         self.n_truncated_ = encoded.n_truncated
         # A search reads the same cut texts from the store hundreds of times: of those it is
         # enough to hear once per process.
-        fingerprint = self._spec.fingerprint()
-        if encoded.newly_truncated or (encoded.n_truncated and fingerprint not in _WARNED):
-            _WARNED.add(fingerprint)
+        heard = store._fingerprint in _WARNED
+        if encoded.newly_truncated or (encoded.n_truncated and not heard):
+            _WARNED.add(store._fingerprint)
             limit = self._spec.max_length or "the model's limit"
             warnings.warn(
                 f"{encoded.n_truncated} of {len(texts)} texts were longer than max_length "

@@ -280,13 +280,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
 
     def _read_targets(self, y: Any, n_rows: int) -> Targets:
         require_y(y, self, "operator='weighted' and projection='supervised' learn from it")
-        kinds, why = (
-            CLASSES,
-            (
-                "projection='supervised' trains a classifier and needs classes; projection='pca' "
-                "needs no y"
-            ),
-        )
+        kinds = CLASSES
+        why = "projection='supervised' trains a classifier and needs classes; 'pca' needs no y"
         if self.operator == "weighted":
             kinds, why = CLASSES | {"continuous"}, "operator='weighted' needs classes or numbers"
         targets = read_targets(y, kinds, why, n_rows=n_rows)

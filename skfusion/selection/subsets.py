@@ -35,6 +35,7 @@ from sklearn.utils.validation import _check_method_params, _num_samples, validat
 
 from .._blocks import EmbeddingBlocks
 from .._boundaries import find_boundaries, frame_columns
+from .._targets import require_y
 from ..embed.union import EmbedderUnion, is_kept
 from ..inspection.cost import language_models
 from ..inspection.stability import pareto_front
@@ -246,11 +247,7 @@ class ModelSubsetSearchCV(BaseSearchCV):
             do not fit the models, there are too many subsets, the metric is not one number, or
             no subset has finite scores.
         """
-        if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                f"is None."
-            )
+        require_y(y, self)
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
             raise ValueError(
                 f"The estimator {self.estimator!r} is neither a classifier nor a regressor. Use "
