@@ -138,6 +138,12 @@ def _twice(X: Any) -> str:
     )
 
 
+def splittable(X: Any) -> Any:
+    """Return an index or array of pandas, which scikit-learn may fail to split, as numpy's."""
+    pandas = type(X).__module__.partition(".")[0] == "pandas"
+    return np.asarray(X) if pandas and not hasattr(X, "iloc") else X
+
+
 def _from_numpy(X: NDArray[Any]) -> Sequence[Any]:
     if X.ndim == 2 and X.shape[1] == 1:
         X = X[:, 0]

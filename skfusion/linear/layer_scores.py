@@ -272,7 +272,11 @@ def score_layers(
         array = check_array(
             densify(layer), dtype=[np.float32, np.float64], input_name=name, ensure_min_samples=2
         )
-        features = StandardScaler().fit_transform(array if rows is None else array[rows])
+        kept = array if rows is None else array[rows]
+        scaler = StandardScaler().fit(kept)
+        if not np.isfinite(scaler.var_).all():
+            raise ValueError(f"{name!r} holds values too large to be standardised. Scale it.")
+        features = scaler.transform(kept)
         names.append(name)
         made.append(rule.of(features, targets))
     if not rule.by_row or targets is None:
