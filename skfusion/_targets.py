@@ -119,11 +119,10 @@ def read_targets(
         y = column_or_1d(y, warn=True)
     if n_rows is not None:
         check_consistent_length(y, np.empty(n_rows))
-    if task is None:
-        numbers = NUMBERS.intersection(kinds)
-        task = (
-            "classification" if not numbers else "auto" if set(kinds) - numbers else "regression"
-        )
+    if task is None and not set(kinds) - NUMBERS:
+        task = "regression"
+    elif task is None:
+        task = "auto" if NUMBERS.intersection(kinds) else "classification"
     if task == "regression" or (task == "auto" and is_regression(y)):
         return _read_numbers(y, kinds, why, task)
     held = sorted({type(value).__name__ for value in y.flat}) if y.dtype.kind in "OmM" else []
