@@ -156,8 +156,14 @@ def layer_scores(
     TypeError
         If `blocks` is none of these.
     ValueError
-        If the criterion is unknown or does not go with `y` or with weights, or if the layers
-        hold NaN or have different numbers of rows.
+        If the criterion is unknown or does not go with `y` or with weights, if y misses values
+        or is the same in all rows, or if the layers hold NaN or have different numbers of rows.
+
+    Warns
+    -----
+    UserWarning
+        If a layer fits y exactly with fewer directions than rows, where "logme" has no maximum:
+        its score is then that with noise of a millionth of the variance of y.
 
     See Also
     --------
