@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import islice
+from numbers import Number
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +23,11 @@ Kind = Literal[
 CLASSES: frozenset[Kind] = frozenset({"binary", "multiclass"})
 LABELS: frozenset[Kind] = frozenset({"multilabel-indicator"})
 NUMBERS: frozenset[Kind] = frozenset({"continuous", "continuous-multioutput"})
+
+Task = Literal["auto", "classification", "regression"]
+TASKS: tuple[Task, ...] = ("auto", "classification", "regression")
+_MOST_CLASSES, _ROWS_PER_CLASS = 20, 5
+_MAX_NAMED_POSITIONS = 10
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,34 @@ class Targets:
         """Return the same targets with other weights."""
         return replace(self, weights=weights)
 
+    def varying(self) -> Targets:
+        """Return the targets without the labels or numbers that all rows of weight share."""
+        matrix = self.matrix[self.weights > 0]
+        varies = (matrix != matrix[:1]).any(axis=0)
+        if not varies.any():
+            raise ValueError(
+                f"y is the same in all {len(matrix)} rows that have weight, so that nothing can "
+                f"be learnt from it."
+            )
+        if self.kind in CLASSES:  # one column is as good as none: shares need all of them
+            return self
+        known = None if self.classes is None else self.classes[varies]
+        return replace(self, matrix=self.matrix[:, varies], classes=known)
+
     def balance(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the factor per row that makes classes weigh the same; `counts` are weights."""
         sums = counts @ self.matrix
         factors = counts.sum() / (np.count_nonzero(sums) * np.where(sums > 0, sums, 1.0))
         balanced: NDArray[np.float64] = factors[self.codes]
         return balanced
+
+
+def is_missing(value: Any) -> bool:
+    """Whether it is None, NaN or NaT of any type, or pandas.NA; without importing pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    kinds = float | np.floating | Decimal | np.datetime64 | np.timedelta64
+    return isinstance(value, kinds) and bool(value != value)
 
 
 def require_y(y: Any, owner: Any, why: str = "") -> None:
@@ -75,27 +105,36 @@ def read_targets(
     *,
     n_rows: int | None = None,
     classes: NDArray[Any] | None = None,
+    task: Task | None = None,
 ) -> Targets:
     """Check y and bring it into the forms that models learn from.
 
-    Where numbers alone are accepted, whole numbers are numbers; otherwise they are classes, as
+    `task` says how numbers are read, "auto" by `is_regression`; None is for those who know: where
+    numbers alone are accepted, all are numbers, and where none are, whole ones are classes, as
     everywhere in scikit-learn. `why` says in a message what takes these kinds and no others;
     `classes` are those that there may be, where they are known.
     """
-    if not set(kinds) - NUMBERS:
-        return _read_numbers(y)
-    y = y.toarray() if sparse.issparse(y) else np.asarray(y)
+    y = read_array(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = column_or_1d(y, warn=True)
-    if y.dtype.kind in "fO":
-        assert_all_finite(y, input_name="y")
     if n_rows is not None:
         check_consistent_length(y, np.empty(n_rows))
+    if task is None and not set(kinds) - NUMBERS:
+        task = "regression"
+    elif task is None:
+        task = "auto" if NUMBERS.intersection(kinds) else "classification"
+    if task == "regression" or (task == "auto" and is_regression(y)):
+        return _read_numbers(y, kinds, why, task)
+    held = sorted({type(value).__name__ for value in y.flat}) if y.dtype.kind in "OmM" else []
+    if set(held) - {"str"}:
+        raise ValueError(f"Unknown label type: y holds {', '.join(held)} values, but {why}.")
     kind = type_of_target(y, input_name="y")
-    if kind not in kinds:
+    if kind in LABELS and not _is_indicator(y):
+        kind = "multiclass-multioutput"
+    if kind in NUMBERS and kind in kinds:
+        why = "task='classification' takes classes or labels"
+    if kind in NUMBERS or kind not in kinds:
         raise ValueError(f"Unknown label type: y is {kind!r}, but {why}.")
-    if kind in NUMBERS:
-        return _read_numbers(y)
     if kind in LABELS:
         matrix = y.astype(np.float64)
         codes = np.unique(matrix, axis=0, return_inverse=True)[1].ravel()
@@ -103,11 +142,87 @@ def read_targets(
     return _read_classes(y, kind, classes)
 
 
-def _read_numbers(y: Any) -> Targets:
+def is_regression(y: NDArray[Any]) -> bool:
+    """Whether an array holds numbers and not classes or labels: the one rule for it.
+
+    Strings, booleans and whole numbers, also as floats, of at most 20 values or of no more values
+    than a fifth of the rows, are classes. An indicator matrix of 0 and 1 holds labels.
+    """
+    if y.dtype.kind not in "iuf":
+        return False
+    if y.ndim > 1:
+        return not _is_indicator(y)
+    values = np.unique(y)
+    most = max(_MOST_CLASSES, len(y) / _ROWS_PER_CLASS)
+    return bool((values != np.rint(values)).any()) or len(values) > most
+
+
+def _is_indicator(y: NDArray[Any]) -> bool:
+    return bool(np.isin(y, (0, 1)).all())
+
+
+def read_array(y: Any) -> NDArray[Any]:
+    """Return y as an array of numbers, booleans or strings; refuse one that misses values."""
+    array = y.toarray() if sparse.issparse(y) else np.asarray(y)
+    if array.dtype.kind == "T":
+        array = array.astype(object)
+    # Beside strings numpy writes NaN out as "nan".
+    given = np.array(y, dtype=object) if array.dtype.kind == "U" and array is not y else array
+    _refuse_gaps(given)
+    if array.dtype.kind == "O":
+        array = _unwrap_numbers(array)
+    if array.dtype.kind == "f":
+        assert_all_finite(array, input_name="y")
+    return array
+
+
+def _refuse_gaps(y: NDArray[Any]) -> None:
+    if y.dtype.kind == "O":
+        missing = np.array([is_missing(value) for value in y.flat], dtype=bool).reshape(y.shape)
+    elif y.dtype.kind in "fcmM":
+        missing = y != y
+    else:
+        return
+    if missing.any():
+        rows = y.ndim < 2 or y.shape[1:] == (1,)
+        where = np.flatnonzero(missing) if rows else map(tuple, np.argwhere(missing).tolist())
+        raise ValueError(
+            f"Input y contains NaN: y misses {np.count_nonzero(missing)} of {y.size} values, at "
+            f"position {name_positions(where)}. Leave these rows out, or fill the gaps."
+        )
+
+
+def name_positions(positions: Iterable[Any]) -> str:
+    """Return the first positions for a message."""
+    first = [str(position) for position in islice(positions, _MAX_NAMED_POSITIONS + 1)]
+    first[_MAX_NAMED_POSITIONS:] = ["..."] * len(first[_MAX_NAMED_POSITIONS:])
+    return ", ".join(first)
+
+
+def _unwrap_numbers(y: NDArray[Any]) -> NDArray[Any]:
+    """Bring numbers and booleans that are Python's own, such as Decimal, to a dtype of numpy."""
+    values = y.ravel().tolist()
+    if not all(isinstance(value, Number | np.bool_) for value in values):
+        return y
+    made = np.array(values)
+    return (made.astype(np.float64) if made.dtype.kind == "O" else made).reshape(y.shape)
+
+
+def _read_numbers(
+    y: NDArray[Any], kinds: Collection[Kind], why: str, task: Task | None
+) -> Targets:
+    if y.size and y.dtype.kind not in "biuf":
+        first = y.ravel()[:1].tolist()[0]
+        raise ValueError(
+            f"A regression needs a y of numbers, got {type(first).__name__} values, such as "
+            f"{first!r}."
+        )
     y = _check_y(y, multi_output=True, y_numeric=True)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = column_or_1d(y, warn=True)
     kind: Kind = "continuous" if y.ndim == 1 else "continuous-multioutput"
+    if kind not in kinds:
+        whole = task == "auto" and bool((y == np.rint(y)).all())
+        hint = " task='classification' takes whole numbers for classes." if whole else ""
+        raise ValueError(f"Unknown label type: y is {kind!r}, but {why}.{hint}")
     matrix = y.reshape(len(y), -1).astype(np.float64)
     return Targets(kind, matrix, np.zeros(len(y), dtype=np.intp), None, np.ones(len(y)))
 

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from .._targets import Targets, require_y
+from .._targets import TASKS, Targets, Task, require_y
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
@@ -29,7 +29,7 @@ from .pooling import POOLINGS
 from .session import session_folder
 from .shards import Column
 from .store import VectorStore
-from .texts import Missing, check_texts
+from .texts import Missing, check_texts, encodable
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         What "auto" goes by: "logme" (exact log evidence of a linear model), "ridge"
         (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
         labels, "effective_rank"; see `layer_scores`.
+    task : {"auto", "classification", "regression"}, default="auto"
+        How "auto" reads y in `fit`. By default strings, booleans and whole numbers (also as
+        floats) are classes where they have at most 20 values, or no more values than a fifth of
+        the rows, and a 0/1 matrix holds labels; other numbers are a regression.
     max_length : int or None, default=None
         Most tokens of a text, the special ones counted. None takes the smaller of the
         tokenizer's and the model's limit.
@@ -186,6 +190,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         "layer": [Integral, Real, list, tuple, np.ndarray, StrOptions({"auto", "mean"})],
         "pooling": [StrOptions({*POOLINGS, "auto"}), list, tuple],
         "layer_criterion": [StrOptions(set(CRITERIA))],
+        "task": [StrOptions(set(TASKS))],
         "max_length": [Interval(Integral, 1, None, closed="left"), None],
         "prompt": [str, None],
         "device": "no_validation",
@@ -207,6 +212,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         layer: int | float | list[int | float] | str = -1,
         pooling: str | list[str] = "mean",
         layer_criterion: str = "logme",
+        task: Task = "auto",
         max_length: int | None = None,
         prompt: str | None = None,
         device: str | torch.device | None = None,
@@ -224,6 +230,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         self.layer = layer
         self.pooling = pooling
         self.layer_criterion = layer_criterion
+        self.task = task
         self.max_length = max_length
         self.prompt = prompt
         self.device = device
@@ -247,7 +254,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         Parameters
         ----------
         X : sequence of str of shape (n_texts,)
-            Texts: a list, numpy array, Series, pyarrow array or one-column frame.
+            Texts: a list or another sequence, numpy, pandas or pyarrow array, Series, or
+            one-column frame. (scikit-learn cannot split the ``.values`` of a pandas Series of
+            strings: give its searches the Series.)
         y : array-like of shape (n_texts,) or (n_texts, n_outputs), or None, default=None
             Classes, a label indicator matrix, or numbers, for "auto"; otherwise ignored.
 
@@ -375,7 +384,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         memory, n_layers = self._memory(), source.n_layers
         spec = Spec.of(
             source,
-            prompt=self.prompt,
+            prompt=None if self.prompt is None else encodable(self.prompt),
             max_length=self.max_length,
             dtype=self.dtype,
             device=self.device,
@@ -390,7 +399,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             require_y(y, self, f"{why}, which needs none")
         targets = None
         if self._chooses():  # said before the texts pass through the model
-            targets = read_criterion_targets(self.layer_criterion, y, len(texts))
+            targets = read_criterion_targets(self.layer_criterion, y, len(texts), task=self.task)
         for name in _BY_TEXTS:
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings

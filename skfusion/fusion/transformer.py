@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from .._blocks import output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
-from .._targets import CLASSES, NUMBERS, Targets, read_targets, require_y
+from .._targets import CLASSES, NUMBERS, TASKS, Targets, Task, read_targets, require_y
 from ..linear.scaling import fit_scaler
 from .operators import Operator, mean
 from .projection import (
@@ -84,6 +84,10 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         Width of each block, or "single" to take all columns for one block. None finds the
         blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
         ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them.
+    task : {"auto", "classification", "regression"}, default="auto"
+        How "weighted" and "supervised" read y. By default strings, booleans and whole numbers
+        (also as floats) are classes where they have at most 20 values, or no more values than a
+        fifth of the rows; other numbers are a regression.
     class_weight : {"balanced", None}, default=None
         Whether "weighted" and "supervised" count all classes the same.
     random_state : int, RandomState instance or None, default=None
@@ -155,6 +159,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         "bias": ["boolean"],
         "scale": [StrOptions({"standard", "l2"}), None],
         "block_sizes": ["array-like", Mapping, StrOptions({SINGLE}), None],
+        "task": [StrOptions(set(TASKS))],
         "class_weight": [StrOptions({"balanced"}), None],
         "random_state": ["random_state"],
     }
@@ -169,6 +174,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         bias: bool = True,
         scale: str | None = "standard",
         block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
+        task: Task = "auto",
         class_weight: str | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -179,6 +185,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         self.bias = bias
         self.scale = scale
         self.block_sizes = block_sizes
+        self.task = task
         self.class_weight = class_weight
         self.random_state = random_state
 
@@ -192,7 +199,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
             The blocks of the training rows, float32 or float64; others become float64.
         y : array-like of shape (n_samples,) or None, default=None
-            Targets; used by ``operator="weighted"`` and ``projection="supervised"`` only.
+            Targets, read as `task` says; used by ``operator="weighted"`` and
+            ``projection="supervised"`` only.
 
         Returns
         -------
@@ -284,7 +292,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         why = "projection='supervised' trains a classifier and needs classes; 'pca' needs no y"
         if self.operator == "weighted":
             kinds, why = CLASSES | {"continuous"}, "operator='weighted' needs classes or numbers"
-        targets = read_targets(y, kinds, why, n_rows=n_rows)
+        targets = read_targets(y, kinds, why, n_rows=n_rows, task=self.task).varying()
         if self.class_weight != "balanced" or targets.kind in NUMBERS:
             return targets
         return targets.weighted(targets.balance(np.ones(n_rows)))

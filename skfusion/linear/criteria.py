@@ -33,7 +33,8 @@ class Criterion:
 def logme(features: Features, targets: Targets) -> float:
     """Mean log evidence per row and output (You et al., ICML 2021), targets centred."""
     centred = targets.matrix - targets.matrix.mean(axis=0)
-    return float(log_evidence(features, centred).mean()) / len(centred)
+    n_free = len(centred) - 1  # the means are taken off both
+    return float(log_evidence(features, centred, n_free).mean()) / n_free
 
 
 def h_score(features: Features, targets: Targets) -> float:

@@ -13,7 +13,7 @@ from sklearn.utils import check_array, compute_sample_weight
 from sklearn.utils.validation import _check_sample_weight
 
 from .._blocks import EmbeddingBlocks, densify
-from .._targets import CLASSES, LABELS, NUMBERS, Targets, read_targets
+from .._targets import CLASSES, LABELS, NUMBERS, TASKS, Targets, Task, read_targets
 from .criteria import CRITERIA
 
 Floats = NDArray[np.float64]
@@ -41,6 +41,11 @@ class LayerScores:
     row_losses : ndarray of float64, shape (n_samples, n_layers), or None
         The losses behind the scores, in the order of the rows that have weight.
 
+    Raises
+    ------
+    ValueError
+        If a score is NaN or infinity, or all are minus infinity.
+
     Examples
     --------
     >>> import numpy as np
@@ -56,6 +61,16 @@ class LayerScores:
     scores: Floats
     standard_errors: Floats | None
     row_losses: Floats | None
+
+    def __post_init__(self) -> None:
+        """Refuse scores by which no layer can be chosen; -inf is one that never is."""
+        usable = np.isfinite(self.scores) | (self.scores == -np.inf)
+        first = int(np.argmin(usable if not usable.all() else np.isfinite(self.scores)))
+        if not usable.all() or not np.isfinite(self.scores).any():
+            raise ValueError(
+                f"The {self.criterion!r} score of {self.names[first]!r} is {self.scores[first]}, "
+                f"by which no layer can be chosen. Leave it out, or use another criterion."
+            )
 
     @property
     def best(self) -> str:
@@ -99,6 +114,7 @@ def layer_scores(
     y: Any = None,
     *,
     criterion: str = "logme",
+    task: Task = "auto",
     class_weight: Mapping[Any, float] | str | None = None,
     sample_weight: Any = None,
 ) -> LayerScores:
@@ -113,13 +129,18 @@ def layer_scores(
         The layers over the same rows, each of shape (n_samples, n_features); float32 is not
         widened. Layers of an array are named "layer0", "layer1" and so on.
     y : array-like of shape (n_samples,) or (n_samples, n_outputs), or None, default=None
-        Classes, a label indicator matrix or, for "ridge" and "logme", numbers.
+        Classes, a label indicator matrix or, for "ridge" and "logme", numbers. Labels or outputs
+        that are the same in all rows are left out.
     criterion : str, default="logme"
         "logme": exact log evidence of a linear model, which of all chooses best where rows are
         few. "ridge": leave-one-out log-loss of ridge classification, in closed form, at the
         layer's own best penalty. "h_score": the shrunk H-score. "variability": variance between
         classes over variance within. "effective_rank": how many directions are in use, which
         takes no y.
+    task : {"auto", "classification", "regression"}, default="auto"
+        How y is read. By "auto" strings, booleans and whole numbers (also as floats) are classes
+        where they have at most 20 values, or no more values than a fifth of the rows, and a 0/1
+        matrix holds labels; other numbers are a regression.
     class_weight : dict, "balanced" or None, default=None
         As in `LogisticRegression`; for "ridge".
     sample_weight : array-like of shape (n_samples,) or None, default=None
@@ -135,8 +156,14 @@ def layer_scores(
     TypeError
         If `blocks` is none of these.
     ValueError
-        If the criterion is unknown or does not go with `y` or with weights, or if the layers
-        hold NaN or have different numbers of rows.
+        If the criterion is unknown or does not go with `y` or with weights, if y misses values
+        or is the same in all rows, or if the layers hold NaN or have different numbers of rows.
+
+    Warns
+    -----
+    UserWarning
+        If a layer fits y exactly with fewer directions than rows, where "logme" has no maximum:
+        its score is then that with noise of a millionth of the variance of y.
 
     See Also
     --------
@@ -169,7 +196,7 @@ def layer_scores(
     layers = _name_layers(blocks)
     n_rows = next(iter(layers.values())).shape[0]
     targets = read_criterion_targets(
-        criterion, y, n_rows, class_weight=class_weight, sample_weight=sample_weight
+        criterion, y, n_rows, task=task, class_weight=class_weight, sample_weight=sample_weight
     )
     return score_layers(layers.items(), targets, criterion)
 
@@ -179,6 +206,7 @@ def read_criterion_targets(
     y: Any,
     n_rows: int,
     *,
+    task: Task = "auto",
     class_weight: Any = None,
     sample_weight: Any = None,
 ) -> Targets | None:
@@ -199,14 +227,19 @@ def read_criterion_targets(
             f"criterion='effective_rank' takes none."
         )
     why = "layers can be scored with classes, a label indicator matrix, or numbers"
-    targets = read_targets(y, CLASSES | LABELS | NUMBERS, why, n_rows=n_rows)
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} must be one of {', '.join(TASKS)}.")
+    targets = read_targets(y, CLASSES | LABELS | NUMBERS, why, n_rows=n_rows, task=task)
     if targets.kind not in rule.kinds:
         holds = "numbers" if targets.kind in NUMBERS else "labels"
+        hint = ""
+        if targets.kind in NUMBERS and task == "auto":
+            hint = ", and task='classification' takes whole numbers for classes"
         raise ValueError(
             f"criterion={criterion!r} takes classes, but y is {targets.kind!r}: {holds}. "
-            f"criterion='ridge' takes them."
+            f"criterion='ridge' takes them{hint}."
         )
-    return targets.weighted(_row_weights(targets, class_weight, sample_weight))
+    return targets.weighted(_row_weights(targets, class_weight, sample_weight)).varying()
 
 
 def _row_weights(targets: Targets, class_weight: Any, sample_weight: Any) -> Floats:
@@ -245,7 +278,11 @@ def score_layers(
         array = check_array(
             densify(layer), dtype=[np.float32, np.float64], input_name=name, ensure_min_samples=2
         )
-        features = StandardScaler().fit_transform(array if rows is None else array[rows])
+        kept = array if rows is None else array[rows]
+        scaler = StandardScaler().fit(kept)
+        if not np.isfinite(scaler.var_).all():
+            raise ValueError(f"{name!r} holds values too large to be standardised. Scale it.")
+        features = scaler.transform(kept)
         names.append(name)
         made.append(rule.of(features, targets))
     if not rule.by_row or targets is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from joblib import effective_n_jobs
-from sklearn.base import _fit_context, clone, is_classifier
+from sklearn.base import _fit_context, clone, is_classifier, is_regressor
 from sklearn.metrics._scorer import _MultimetricScorer
 from sklearn.model_selection import check_cv
 from sklearn.model_selection._search import BaseSearchCV
@@ -24,6 +24,8 @@ from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import _check_method_params
 from tqdm.auto import tqdm
 
+from .._targets import read_array
+from ..embed.texts import splittable
 from .choice import cheapest_within_one_error, split_scores
 from .optuna_space import Space, read_space
 from .optuna_study import fingerprint, open_storage, open_study
@@ -252,7 +254,9 @@ class OptunaSearchCV(BaseSearchCV):
             ) from error
         self._check_together()
         scorers, _ = self._get_scorers()
-        X, y = indexable(X, y)
+        X, y = indexable(splittable(X), splittable(y))
+        if y is not None and (is_classifier(self.estimator) or is_regressor(self.estimator)):
+            read_array(y)
         params = _check_method_params(X, params=params)
         routed = self._get_routed_params_for_fit(params)
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))

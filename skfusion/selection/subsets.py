@@ -35,7 +35,8 @@ from sklearn.utils.validation import _check_method_params, _num_samples, validat
 
 from .._blocks import EmbeddingBlocks
 from .._boundaries import find_boundaries, frame_columns
-from .._targets import require_y
+from .._targets import read_array, require_y
+from ..embed.texts import splittable
 from ..embed.union import EmbedderUnion, is_kept
 from ..inspection.cost import language_models
 from ..inspection.stability import pareto_front
@@ -253,7 +254,9 @@ class ModelSubsetSearchCV(BaseSearchCV):
                 f"The estimator {self.estimator!r} is neither a classifier nor a regressor. Use "
                 f"one, or a pipeline that ends in one."
             )
-        # All that can be wrong with the models is said before any of them runs.
+        # All that can be wrong with y and the models is said before any of them runs.
+        X, y = splittable(X), splittable(y)
+        read_array(y)
         models = _read_models(self.estimator, X)
         subset_costs(self.cost, models.names, [models.names])
         sizes = self._read_sizes(models.names)

@@ -125,6 +125,50 @@ def test_bad_labels_are_said_before_the_model_runs(model, y):
     assert read_log(model) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("y", "options", "words"),
+    [
+        ([*LABELS[:3], None, *LABELS[4:]], {}, "y misses 1 of 40 values, at position 3"),
+        ([*LABELS[:3], np.nan, *LABELS[4:]], {}, "y misses 1 of 40 values, at position 3"),
+        ([2.5] * len(TEXTS), {"pooling": "auto"}, "same in all 40 rows"),
+        (np.arange(40) % 2, {"task": "counts"}, "'task' parameter"),
+        (np.arange(40) / 7, {"task": "classification"}, "takes classes or labels"),
+        (LABELS, {"task": "regression"}, "numbers, got str values"),
+        (np.arange(40), {"layer_criterion": "h_score"}, "takes classes, .*task='classification'"),
+    ],
+)
+def test_what_y_cannot_be_is_said_before_the_model_runs(model, y, options, words):
+    with pytest.raises(ValueError, match=words):
+        CountingEmbedder(model, layer="auto", **options).fit(TEXTS, y)
+    assert read_log(model) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")  # scikit-learn before 1.9
+@pytest.mark.parametrize("dtype", [int, float])
+def test_counts_are_a_regression(dtype):
+    """Layer 2 alone knows how many letters of a text are an "a"."""
+    rng = np.random.default_rng(0)
+    texts = ["a" * k + "b" * (60 - k) for k in range(60)]
+    counts = (np.arange(60) + rng.integers(-3, 4, size=60)).astype(dtype)
+    auto = LLMLayerEmbedder(stub(planted, depth=4), layer="auto").fit(texts, counts)
+    assert auto.layer_ == 2
+    assert clone(auto).set_params(task="regression").fit(texts, counts).layer_ == 2
+    assert clone(auto).set_params(task="classification").fit(texts, counts).layer_ == 0
+    stars = counts // 20
+    by_rule = auto.fit(texts, stars).layer_scores_
+    assert by_rule == auto.set_params(task="classification").fit(texts, stars).layer_scores_
+    assert by_rule != auto.set_params(task="regression").fit(texts, stars).layer_scores_
+
+
+@pytest.mark.parametrize("criterion", ["logme", "ridge"])
+def test_a_label_that_no_row_has_changes_no_choice(criterion):
+    texts, y = letters(60)
+    auto = LLMLayerEmbedder(stub(planted, depth=4), layer="auto", layer_criterion=criterion)
+    known = auto.fit(texts, np.column_stack([y, 1 - y])).layer_scores_
+    assert auto.fit(texts, np.column_stack([y, 0 * y, 1 - y])).layer_ == 2
+    assert auto.layer_scores_ == known
+
+
 # --- how it is paid for ---------------------------------------------------------------------
 
 
@@ -201,9 +245,9 @@ def test_an_interrupted_choice_is_made_by_the_next_call(model, monkeypatch):
 def test_shuffled_labels_give_no_more_than_chance(folder):
     texts, rng = tiny_texts(100), np.random.default_rng(0)
     auto = pipeline(LLMLayerEmbedder(folder(), layer="auto", pooling="auto"))
-    labels = [rng.permutation(np.arange(100) % 2) for _ in range(4)]
+    labels = [rng.permutation(np.arange(100) % 2) for _ in range(8)]
     scores = [cross_val_score(auto, texts, y, cv=3).mean() for y in labels]
-    assert abs(np.mean(scores) - 0.5) < 2 * 0.5 / np.sqrt(4 * 100)
+    assert abs(np.mean(scores) - 0.5) < 2 * 0.5 / np.sqrt(8 * 100)
 
 
 def test_poisoned_test_rows_change_no_choice(folder):

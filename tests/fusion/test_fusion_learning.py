@@ -208,6 +208,49 @@ def test_weights_for_numbers_and_balanced_classes(problem):
     assert not np.allclose(plain, balanced)
 
 
+@pytest.mark.parametrize("dtype", [int, float])
+def test_weights_for_counts(dtype):
+    """Whole numbers in a row; read as classes, they are in the block that knows each by name."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(60), 2)
+    line = y[:, None] / 60 + 0.05 * rng.normal(size=(120, 1))
+    names = rng.normal(size=(60, 24))[y] + 0.05 * rng.normal(size=(120, 24))
+    X = EmbeddingBlocks({"line": line, "names": names})
+    fuse = FusionTransformer("weighted").fit(X, y.astype(dtype))
+    assert fuse.kernel_weights_[0] > 0.5
+    assert fuse.set_params(task="classification").fit(X, y).kernel_weights_[0] < 0.5
+    assert fuse.fit(X, [f"{value}" for value in y]).kernel_weights_[0] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "y", "words"),
+    [
+        ({}, np.full(90, 0.1), "same in all 90 rows"),
+        ({"task": "regression"}, ["a", "b"] * 45, "numbers, got str values"),
+        ({"task": "classification"}, np.linspace(0, 1, 90), "takes classes or labels"),
+        ({"task": "regression"}, np.arange(180).reshape(90, 2), "'continuous-multioutput', but"),
+        ({"task": "counts"}, np.arange(90), "'task' parameter"),
+        ({"operator": "sum", "projection": "supervised"}, np.arange(90), "task='classification'"),
+        (
+            {"operator": "sum", "projection": "supervised", "task": "regression"},
+            np.arange(90) % 2,
+            "trains a classifier and needs classes",
+        ),
+    ],
+)
+def test_what_y_cannot_be(problem, options, y, words):
+    with pytest.raises(ValueError, match=words):
+        FusionTransformer(**{"operator": "weighted", **options}).fit(problem[0], y)
+
+
+def test_supervised_takes_many_classes_where_it_is_told_so(problem):
+    X, codes = problem[0][:44], np.arange(44) // 2
+    fuse = FusionTransformer("sum", projection="supervised", n_components=2, random_state=0)
+    told = fuse.set_params(task="classification").fit_transform(X, codes)
+    named = fuse.set_params(task="auto").fit_transform(X, [f"{c:02}" for c in codes])
+    np.testing.assert_array_equal(told, named)
+
+
 def test_many_rows_are_sampled(problem, monkeypatch):
     X, y = problem
     monkeypatch.setattr(weighted, "MOST_ROWS", 60)

@@ -173,6 +173,148 @@ def test_log_evidence_does_not_change_under_rescaling(n, d, rng):
         np.testing.assert_allclose(log_evidence(scale * F, matrix), log_evidence(F, matrix))
 
 
+def contrasts(n: int) -> np.ndarray:
+    """Return n - 1 orthonormal columns (n, n - 1) that see no mean."""
+    return np.linalg.svd(np.eye(n) - 1 / n)[0][:, :-1]
+
+
+def density_on_a_grid(F: np.ndarray, y: np.ndarray) -> float:
+    """The largest density of y ~ N(0, b I + a F Fᵀ) over a grid of both logarithms."""
+    covariances = F @ F.T
+    values, vectors = np.linalg.eigh(covariances)
+    z = (vectors.T @ y) ** 2
+    variances = np.exp(np.linspace(-30, 10, 401))
+    best = -np.inf
+    for b in variances:
+        spread = b + variances[:, None] * np.maximum(values, 0)
+        best = max(best, -0.5 * (np.log(2 * np.pi * spread) + z / spread).sum(axis=1).min())
+    return best
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_logme_is_the_evidence_of_the_n_minus_one_contrasts(n, d, noise, rng):
+    F = StandardScaler().fit_transform(rng.normal(size=(n, d)))
+    y = 1e3 + F @ rng.normal(size=d) / np.sqrt(d) + noise * rng.normal(size=n)
+    seen = contrasts(n).T
+    expected = density_on_a_grid(seen @ F, seen @ y) / (n - 1)
+    found = layer_scores({"F": F}, y).scores[0]
+    assert expected - 1e-9 <= found <= expected + 0.01
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_without_a_signal_the_evidence_is_that_of_noise_alone(size, rng):
+    n, d = 30, 5
+    both = np.linalg.qr(np.column_stack([np.ones(n), rng.normal(size=(n, d + 1))]))[0]
+    F, y = both[:, 1 : d + 1], size * both[:, -1]
+    with np.errstate(under="ignore"):
+        null = stats.norm(scale=np.sqrt(1 / (n - 1))).logpdf(0) - 0.5 - np.log(size)
+    assert layer_scores({"F": F}, y).scores[0] == pytest.approx(null, rel=1e-12)
+    constant = layer_scores({"F": F, "constant": np.ones((n, 3))}, y)
+    assert constant.scores[0] == constant.scores[1]
+
+
+def test_without_noise_the_evidence_is_its_limit(rng):
+    """As many directions as rows, all of the size that slopes of one variance give them."""
+    F = rng.normal(size=(12, 40))
+    U, S, _ = np.linalg.svd(F)
+    y = U @ S
+    limit = stats.multivariate_normal(cov=F @ F.T).logpdf(y)
+    assert log_evidence(F, y[:, None])[0] == pytest.approx(limit, abs=1e-9)
+    assert log_evidence(F, 1e3 * y[:, None])[0] == pytest.approx(limit - 12 * np.log(1e3))
+
+
+def test_where_the_evidence_has_no_maximum_it_says_so(rng):
+    X = rng.normal(size=(40, 3))
+    copy, repeated = rng.normal(size=(40, 3)), rng.normal(size=(40, 60))
+    copy[:, 0] = X[:, 0]
+    repeated[20:] = repeated[:20]
+    with pytest.warns(UserWarning, match=r"fit y exactly.*rows are repeated.*no maximum"):
+        found = layer_scores({"X": rng.normal(size=(40, 3)), "copy": copy}, X[:, 0])
+    assert np.isfinite(found.scores).all() and found.best == "copy"
+    with pytest.warns(UserWarning, match="no maximum"):
+        layer_scores({"repeated": repeated}, np.tile(X[:20, 0], 2))
+    assert np.isfinite(layer_scores({"copy": copy}, X[:, 0], criterion="ridge").scores[0])
+    layer_scores({"copy": copy}, X[:, 0] + 0.01 * rng.normal(size=40))
+
+
+# --- targets that say nothing ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("criterion", ["logme", "ridge"])
+def test_labels_and_outputs_that_do_not_vary_are_left_out(criterion, rng):
+    y = (rng.random((60, 2)) < 0.5).astype(int)
+    layers = [rng.normal(size=(60, 4)), rng.normal(size=(60, 4)) + y[:, [0, 1, 0, 1]]]
+    for labels, constant in ((y, 0), (y, 1), (rng.normal(size=(60, 2)), 0.1)):
+        expected = layer_scores(np.stack(layers), labels, criterion=criterion)
+        wider = np.insert(labels, 1, constant, axis=1)
+        found = layer_scores(np.stack(layers), wider, criterion=criterion)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    assert layer_scores(np.stack(layers), np.insert(y, 1, 0, axis=1)).best == "layer1"
+    weights = np.r_[np.ones(30), np.zeros(30)]
+    y[:30, 1] = 1
+    layer_scores(np.stack(layers), y, **RIDGE, sample_weight=weights)
+    with pytest.raises(ValueError, match="same in all 30 rows that have weight"):
+        layer_scores(np.stack(layers), y[:, 1], **RIDGE, sample_weight=weights)
+
+
+def test_layers_that_say_nothing_score_finitely(rng):
+    wide = rng.normal(size=(30, 50)).astype(np.float32)
+    layers = {
+        "zeros": np.zeros((30, 4)),
+        "constant": np.full((30, 4), 3.7, np.float32),
+        "one column": np.column_stack([np.ones(30), rng.normal(size=30)]),
+        "tiny": wide * 1e-30,
+        "large": wide * 1e30,
+        "repeated rows": wide[np.arange(30) // 2],
+        "rank 1": wide[:, :1] * np.ones(50, np.float32),
+    }
+    y = np.arange(30) % 3
+    for criterion in CRITERIA:
+        assert np.isfinite(layer_scores(layers, y, criterion=criterion).scores).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([0.5, np.nan], "'ridge' score of 'b' is nan, by which no layer"),
+        ([np.inf, 0.5], "'ridge' score of 'a' is inf, by which no layer"),
+        ([-np.inf, -np.inf], "'ridge' score of 'a' is -inf"),
+    ],
+)
+def test_scores_are_finite_before_a_choice(scores, words):
+    with pytest.raises(ValueError, match=words):
+        LayerScores("ridge", ("a", "b"), np.array(scores), None, None)
+
+
+def test_a_hopeless_layer_is_not_chosen():
+    for scores in ([-np.inf, -1e9], [-1e9, -np.inf]):
+        found = LayerScores("ridge", ("a", "b"), np.array(scores), None, None)
+        assert found.best == found.shallowest([0, 1]) == "ab"[int(np.argmax(scores))]
+
+
+# --- the task -------------------------------------------------------------------------------
+
+
+def test_counts_are_a_regression(rng):
+    """Whole numbers in a row; read as classes, they are in the layer that knows each by name."""
+    y = np.repeat(np.arange(60), 2)
+    line = y[:, None] / 60 + 0.05 * rng.normal(size=(120, 1))
+    names = rng.normal(size=(60, 24))[y] + 0.05 * rng.normal(size=(120, 24))
+    layers = {"line": line, "names": names}
+    assert layer_scores(layers, y).best == layer_scores(layers, y.astype(float)).best == "line"
+    assert layer_scores(layers, y, task="classification").best == "names"
+    assert layer_scores(layers, [f"{value}" for value in y]).best == "names"
+    stars = y // 12
+    assert layer_scores(layers, stars, task="regression").best == "line"
+    by_rule = layer_scores(layers, stars, task="classification").scores
+    np.testing.assert_array_equal(layer_scores(layers, stars).scores, by_rule)
+    for criterion in ("h_score", "variability"):
+        with pytest.raises(ValueError, match=r"takes classes, .*'continuous'.*classification'"):
+            layer_scores(layers, y, criterion=criterion)
+        layer_scores(layers, y, criterion=criterion, task="classification")
+
+
 # --- the other criteria ---------------------------------------------------------------------
 
 
@@ -199,6 +341,7 @@ def test_effective_rank_counts_directions(rng):
     np.testing.assert_allclose(found.scores, [4, 1])
 
 
+@pytest.mark.filterwarnings("ignore:Vectors fit y exactly")  # 10 directions, 3 of them classes
 @pytest.mark.parametrize("criterion", ["ridge", "logme", "h_score", "variability"])
 def test_every_criterion_finds_the_layer_that_tells_the_classes_apart(criterion):
     rng = np.random.default_rng(0)
@@ -290,14 +433,21 @@ WRONG = [
     ({"sample_weight": np.ones(9)}, ValueError, "takes no class_weight.*'ridge' does"),
     ({**RIDGE, "sample_weight": -np.ones(9)}, ValueError, "[Nn]egative"),
     ({**RIDGE, "sample_weight": np.eye(9)[0]}, ValueError, "n_samples=1"),
-    ({"y": np.array([[0, 1, 2]] * 9)}, ValueError, "multiclass-multioutput"),
+    ({"y": np.array([[0, 1, 2]] * 9)}, ValueError, "same in all 9 rows"),
+    ({"task": "classes"}, ValueError, "task='classes' must be one of auto, classification, reg"),
+    ({"y": np.eye(9) * 2, "task": "classification"}, ValueError, "multiclass-multioutput"),
+    ({"y": np.linspace(0, 1, 9), "task": "classification"}, ValueError, "takes classes or labels"),
+    ({"y": ["a", "b", "c"] * 3, "task": "regression"}, ValueError, "numbers, got str values"),
     ({"blocks": np.ones((9, 2))}, TypeError, r"n_layers, n_samples"),
     ({"blocks": {}}, ValueError, "one at least"),
     ({"blocks": {"a": np.ones((9, 1)), "b": np.ones((8, 1))}}, ValueError, "same rows"),
     ({"blocks": {"a": np.full((9, 1), np.inf)}}, ValueError, "infinity"),
+    ({"blocks": {"a": 1e200 * np.eye(9)}}, ValueError, "'a' holds values too large to be stand"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in square:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize(("change", "error", "words"), WRONG)
 def test_errors(change, error, words):
     options = {"blocks": np.ones((2, 9, 3)), "y": [0, 1, 0] * 3, **change}
