@@ -6,33 +6,40 @@ import contextlib
 import copy
 import inspect
 import json
+import math
 import os
 import re
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-from joblib.disk import memstr_to_bytes
 
 from . import shards
 from .session import session_folder
 from .shards import Column, DamagedShardError, Keys, Mask, Shard, UnmarkedError, Vectors
+from .texts import KEY_BYTES
 
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
 _MERGE_COUNT = 8  # shards of like size that are made one
-_MERGE_BELOW = 32 * 2**20  # larger ones are left alone
+_MERGE_FILES = 64  # so many are open together at most
+_MERGE_BYTES = 64 * 2**20  # of what they are made: one that cannot be part of it is left alone
+_TIDY_SECONDS = 5.0  # after which a call begins no other merge: the next one goes on
 _ABANDONED_SECONDS = 3600.0  # a temporary file older than this has no writer any more
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
 _FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
+_ABOUT_BYTES = 2**20  # of about.json that are read
 _FLUSH_SECONDS = 15.0  # what a killed pass may lose
-_WARNED: set[Path] = set()  # files without a mark that this process has heard of
+_WARNED: set[Path] = set()  # files left alone and folders left untidy that it has heard of
+_STUCK: set[Path] = set()  # files that this process could not remove: no second copy of them
 
 
 class StoreWarning(UserWarning):
@@ -62,8 +69,10 @@ class VectorStore:
         taken. None is a temporary folder of this process and its joblib workers, removed at
         exit.
     size_limit : int, str or None, default=None
-        Most bytes on disk, or a size such as ``"500M"`` or ``"10G"``. After every call the least
-        recently used files are removed until the rest fits.
+        Most bytes on disk, or a size such as ``"500M"``, ``"1.5 GB"`` or ``"10GiB"``: the units
+        K, M, G and T are powers of 1024, with B or iB behind them too. Whenever vectors are
+        stored, the least recently used ones are removed until the rest fits; at least three
+        quarters stay in use. Reading removes nothing.
     layers : "all", "requested" or list, default="all"
         Layers that a pass stores. "requested" keeps only what the embedder's `layer` and
         `pooling` ask for, and the pass stops behind the deepest of these layers. A list is of
@@ -141,7 +150,7 @@ class VectorStore:
         """
         models = []
         for folder in self._folders():
-            found = list(_open_all(folder))
+            found = list(_open_all(folder, shards.open_shard))
             opened = [shard for _, _, shard in found if shard is not None]
             columns = {column for shard in opened for column in shard.columns}
             models.append(
@@ -178,14 +187,16 @@ class VectorStore:
         n_shards = n_texts = 0
         damaged = []
         for folder in self._folders():
-            for path, _, shard in _open_all(folder):
-                n_shards += 1
+            for path, _, shard in _open_all(folder, shards.read_shard):
                 intact = False
-                if shard is not None:
-                    n_texts += len(shard.keys)
-                    rows = np.arange(len(shard.keys))
-                    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-                        intact = all(shard.read(file, c, rows)[1].all() for c in shard.columns)
+                try:
+                    intact = shard is not None and _is_intact(shard)
+                except FileNotFoundError:
+                    continue  # merged or evicted just now
+                except OSError:
+                    pass
+                n_shards += 1
+                n_texts += 0 if shard is None else len(shard.keys)
                 if not intact:
                     damaged.append(str(path))
         return {"n_shards": n_shards, "n_texts": n_texts, "damaged": damaged}
@@ -196,10 +207,20 @@ class VectorStore:
         scoped._fingerprint, scoped._about = fingerprint, about
         return scoped
 
+    def _check(self) -> None:
+        """Refuse parameters that would fail when something is stored; `fit` calls it."""
+        self._limit_bytes()
+        location = self._root_location()
+        if location is not None and (not isinstance(location, str) or "\0" in location):
+            raise ValueError(
+                f"VectorStore(location=...): location must be the path of a folder, a "
+                f"joblib.Memory or None; got {location!r}."
+            )
+
     def _root_location(self) -> str | None:
         """Return the folder that was asked for, or None for the session's."""
         location = getattr(self.location, "location", self.location)  # of a joblib.Memory
-        return None if location is None else os.fspath(location)
+        return location.__fspath__() if isinstance(location, os.PathLike) else location
 
     def _root(self) -> Path:
         """Return the folder that holds all models' folders."""
@@ -208,19 +229,21 @@ class VectorStore:
 
     def _read(self, keys: Keys, columns: Sequence[Column], out: Vectors) -> Found:
         """Read vectors into (n, len(columns) * width); rows without all columns are missing."""
+        found = Found(np.ones((len(columns), len(keys)), bool), np.zeros(len(keys), bool))
+        seen: set[Path] = set()
         damaged: set[Path] = set()
+        # Shards may be merged while we look: what they held is then in one that is new.
         for _ in range(_TRIES):
-            found = Found(np.ones((len(columns), len(keys)), bool), np.zeros(len(keys), bool))
-            try:
-                for path in shards.list_files(self._folder()):
-                    if not found.missing.any():
-                        break
-                    known = path in damaged or self._read_shard(path, keys, columns, out, found)
-                    if not known:
+            fresh = [path for path in shards.list_files(self._folder()) if path not in seen]
+            for path in fresh:
+                if not found.missing.any():
+                    break
+                seen.add(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if not self._read_shard(path, keys, columns, out, found):
                         damaged.add(path)
+            if not fresh or not found.missing.any():
                 break
-            except FileNotFoundError:
-                continue  # merged or evicted by another process just now: look again
         if damaged:
             self._repair(damaged)
         return Found(np.any(found.missing, axis=0, keepdims=True)[0], found.truncated)
@@ -238,7 +261,8 @@ class VectorStore:
             left, rows = left[hit], rows[hit]
             if not len(left):
                 return True
-            with open(path, "rb", buffering=0) as file:
+            found.truncated[left] = shard.truncated[rows]
+            with shards.open_file(path) as file:
                 for i in wanted:
                     here = np.flatnonzero(found.missing[i, left])
                     for part, vectors in shard.chunks(file, columns[i], rows[here], shards.RECENT):
@@ -248,19 +272,16 @@ class VectorStore:
                         target = left[here[part]]
                         out[target, i * width : (i + 1) * width] = vectors
                         found.missing[i, target] = False
-            found.truncated[left] = shard.truncated[rows]
             with contextlib.suppress(OSError):
                 if abs(time.time() - path.stat().st_mtime) > _USED_SECONDS:
                     os.utime(path)  # used now: eviction goes by this time
         except UnmarkedError as error:
-            if path not in _WARNED:
-                _WARNED.add(path)
-                warnings.warn(str(error), StoreWarning, stacklevel=2)
+            _warn_once(path, str(error))
         except DamagedShardError:
             return False
         except FileNotFoundError:
             raise
-        except OSError:
+        except (OSError, MemoryError):
             pass  # unreadable for whatever reason is a miss
         return intact
 
@@ -272,75 +293,125 @@ class VectorStore:
         if not os.path.lexists(about):
             # Only for people: nothing is decided by it.
             content = json.dumps({shards.MARK: "about", **self._about}, default=str)
-            with shards.publishing(about) as temporary:
+            with contextlib.suppress(OSError), shards.publishing(about) as temporary:
                 temporary.write_text(content, encoding="utf-8")
+        with contextlib.suppress(OSError):
+            self._evict()
 
     def _tidy(self) -> None:
-        """Merge small shards, remove what killed writers left, and keep to the size limit."""
-        with contextlib.suppress(OSError):
+        """Keep to the size limit, remove what killed writers left, and merge small shards.
+
+        It comes after the result, which is right whatever fails here.
+        """
+        folder, now = self._folder(), time.time()
+        try:
+            for path in shards.list_files(folder, shards.TEMPORARY_NAME):
+                with contextlib.suppress(OSError):
+                    # Of a time to come, too: the clock was put back.
+                    if abs(now - path.stat().st_mtime) > _ABANDONED_SECONDS:
+                        shards.remove_own(path)
+            self._evict()
             self._merge_small()
-            oldest = time.time() - _ABANDONED_SECONDS
-            for path in shards.list_files(self._folder(), shards.TEMPORARY_NAME):
-                if path.stat().st_mtime < oldest:
-                    shards.remove_own(path)
-        self._evict()
+        except OSError:
+            pass  # others remove files too, or the disk is full
+        except Exception as error:
+            _warn_once(folder, f"The store in {folder} stays untidy for now: {error!r}")
 
     def _merge_small(self) -> None:
-        groups: dict[Any, list[Shard]] = defaultdict(list)
-        for _, size, shard in _open_all(self._folder()):
-            if size < _MERGE_BELOW and shard is not None:
-                layout = tuple(sorted((c, v[0].__name__) for c, v in shard.columns.items()))
+        until = time.monotonic() + _TIDY_SECONDS
+        limit, groups = self._limit_bytes(), defaultdict(list)
+        # With a limit, small enough that removing one leaves most of it.
+        most = _MERGE_BYTES if limit is None else min(_MERGE_BYTES, limit // 8)
+        for path, size, shard in _open_all(self._folder(), shards.open_shard):
+            if shard is None or size > most // _MERGE_COUNT:
+                continue
+            if path not in _STUCK and shards.can_remove(path):
+                layout = tuple(sorted((c, v[0].name) for c, v in shard.columns.items()))
                 # Shards of like size only, so that a row is copied log(n) times, not n times.
-                groups[layout, (size.bit_length() + 2) // 3].append(shard)
+                groups[layout, (size.bit_length() + 2) // 3].append((size, shard))
         for group in groups.values():
-            if len(group) >= _MERGE_COUNT:
-                self._replace(group)
+            while len(group) >= _MERGE_COUNT and time.monotonic() < until:
+                part: list[Shard] = []
+                free = most
+                while group and len(part) < _MERGE_FILES and group[-1][0] <= free:
+                    size, shard = group.pop()
+                    free -= size
+                    part.append(shard)
+                self._replace(part)
 
     def _replace(self, group: list[Shard]) -> None:
-        used = max(shard.path.stat().st_mtime for shard in group)
+        paths = [shard.path for shard in group]
+        used = max(path.stat().st_mtime for path in paths)
         merged, _ = shards.merge_shards(group, self._folder())
         if merged is not None:
             os.utime(merged, (used, used))
-        for shard in group:
-            shards.remove_own(shard.path)
+            if not all(map(os.path.lexists, paths)):
+                shards.remove_own(merged)  # another process has made one of them, too
+                return
+        _remove_copied(paths, merged)
 
     def _evict(self) -> None:
         limit, found = self._limit_bytes(), []
         if limit is None:
             return
+        # A time to come says nothing (the clock was put back): such files go first.
+        latest = time.time_ns() + int(_ABANDONED_SECONDS * 1e9)
         for folder in VectorStore(self.location)._folders():
             for path in shards.list_files(folder):
                 with contextlib.suppress(OSError):
                     info = path.stat()
-                    found.append((info.st_mtime_ns, info.st_size, path))
+                    used = info.st_mtime_ns
+                    found.append((used if used < latest else 0, info.st_size, path))
         total = sum(size for _, size, _ in found)
         own = sorted(entry for entry in found if total > limit and shards.is_own(entry[2]))
         excess = sum(size for _, size, _ in own) - limit
-        for _, size, path in own:
-            if excess > 0:
+        for used, size, path in own:
+            if excess > 0 and shards.can_remove(path):
                 with contextlib.suppress(OSError):
-                    shards.remove_own(path)
-                    excess -= size
+                    # Of a shard that is large beside the limit some rows stay.
+                    most = size - excess if excess + limit // 4 < size else 0
+                    kept = _copy_rows(path, most, used) if most else None
+                    _remove_copied([path], kept)
+                    excess -= size - (kept.stat().st_size if kept else 0)
 
     def _repair(self, damaged: set[Path]) -> None:
-        names = ", ".join(sorted(path.name for path in damaged))
-        warnings.warn(
-            f"{len(damaged)} damaged shard(s) in {self._folder()}: {names}. What they held is "
-            f"computed again.",
-            StoreWarning,
-            stacklevel=2,
-        )
         for path in damaged:
-            # Keep what is intact. In a folder that cannot be written they stay a miss.
-            with contextlib.suppress(OSError):
-                with contextlib.suppress(DamagedShardError):
-                    shards.merge_shards([shards.open_shard(path)], self._folder())
-                shards.remove_own(path)
+            # In a folder that cannot be written they stay a miss.
+            with contextlib.suppress(OSError, MemoryError):
+                if path in _STUCK or not shards.can_remove(path):
+                    continue
+                kept = None
+                with contextlib.suppress(DamagedShardError):  # keep what is intact
+                    kept, _ = shards.merge_shards([shards.read_shard(path)], self._folder())
+                _remove_copied([path], kept)
+        names = ", ".join(sorted(path.name for path in damaged))
+        message = (
+            f"{len(damaged)} damaged shard(s) in {self._folder()}: {names}. What they held is "
+            f"computed again."
+        )
+        left = {path for path in damaged if os.path.lexists(path)}
+        if left and left <= _WARNED:
+            return  # they cannot be removed, and it was said
+        _WARNED.update(left)
+        warnings.warn(message, StoreWarning, stacklevel=2)
 
     def _limit_bytes(self) -> int | None:
         """Return the size limit as a number of bytes."""
-        limit = self.size_limit
-        return int(memstr_to_bytes(limit)) if isinstance(limit, str) else limit
+        limit: Any = self.size_limit
+        n_bytes = math.nan
+        if limit is None:
+            return None
+        if isinstance(limit, str) and (match := _SIZE.fullmatch(limit)):
+            n_bytes = float(match[1]) * 1024 ** (" KMGT".index((match[2] or " ").upper()))
+        elif isinstance(limit, Real) and limit is not True:
+            n_bytes = float(limit)
+        if not 1 <= n_bytes < math.inf:
+            raise ValueError(
+                f"VectorStore(size_limit=...): size_limit must be None, a number of bytes of at "
+                f"least 1, or a size such as '500M', '1.5 GB' or '10GiB' (K, M, G and T are "
+                f"powers of 1024); got {limit!r}."
+            )
+        return int(n_bytes)
 
     def _folder(self) -> Path:
         """Return the folder of one model and setting, which can lie nowhere but in the root."""
@@ -359,7 +430,8 @@ class VectorStore:
             found = sorted(self._root().iterdir())
         except OSError:
             return []
-        return [path for path in found if path.is_dir() and _FINGERPRINT.fullmatch(path.name)]
+        names = (path for path in found if _FINGERPRINT.fullmatch(path.name))
+        return [path for path in names if os.path.isdir(path)]
 
 
 class Writer:
@@ -369,9 +441,10 @@ class Writer:
         self._store, self._columns = store, columns
         self._parts: list[tuple[Keys, Mask, Vectors]] = []
         self._bytes, self._since = 0, time.monotonic()
-        self._broken, limit = False, store._limit_bytes()
+        self._broken, self._limit = False, store._limit_bytes()
         # Shards small enough that a size limit evicts in steps.
-        self._flush_bytes = _FLUSH_BYTES if limit is None else min(_FLUSH_BYTES, limit // 4)
+        limit = _FLUSH_BYTES if self._limit is None else self._limit // 8
+        self._flush_bytes = min(_FLUSH_BYTES, limit)
 
     def __enter__(self) -> Writer:
         return self
@@ -395,13 +468,17 @@ class Writer:
         self._since = time.monotonic()
         if not parts:
             return
-        keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
         try:
-            split = np.split(vectors, len(self._columns), axis=1)
-            named = zip(self._columns, split, strict=True)
-            columns = {column: part for column, part in named if np.isfinite(part).all()}
-            self._store._write(keys, truncated, columns)
-        except OSError as error:
+            keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
+            step = self._rows_per_shard(len(keys), vectors[0].nbytes)
+            for start in range(0, len(keys) if step else 0, step or 1):
+                rows = slice(start, start + step)
+                split = np.split(vectors[rows], len(self._columns), axis=1)
+                named = zip(self._columns, split, strict=True)
+                columns = {column: part for column, part in named if np.isfinite(part).all()}
+                if columns:
+                    self._store._write(keys[rows], truncated[rows], columns)
+        except (OSError, MemoryError) as error:
             self._broken = True
             warnings.warn(
                 f"Vectors cannot be stored in {self._store._root()} ({error}); results are right "
@@ -411,24 +488,77 @@ class Writer:
                 stacklevel=2,
             )
 
+    def _rows_per_shard(self, n_rows: int, row_bytes: int) -> int:
+        """Return how many rows keep a shard in a quarter of the limit; 0 if it takes not one."""
+        if self._limit is None:
+            return n_rows
+        head = 1000 + 150 * len(self._columns)  # of the header, and a checksum per column
+        fits = (self._limit // 4 - head) // (row_bytes + 2 * KEY_BYTES)
+        return max(fits, int(row_bytes // 2 < self._limit))
 
-def _open_all(folder: Path) -> Iterator[tuple[Path, int, Shard | None]]:
+
+def _open_all(
+    folder: Path, opened: Callable[[Path], Shard]
+) -> Iterator[tuple[Path, int, Shard | None]]:
     """Yield every shard of a folder with its size, None for one that is damaged."""
     for path in shards.list_files(folder):
         size, shard = 0, None
         try:
             size = path.stat().st_size
-            shard = shards.open_shard(path)
+            shard = opened(path)
         except (FileNotFoundError, UnmarkedError):
             continue
-        except (OSError, DamagedShardError):
+        except (OSError, MemoryError, DamagedShardError):
             pass
         yield path, size, shard
 
 
+def _is_intact(shard: Shard) -> bool:
+    rows = np.arange(len(shard.keys))
+    with shards.open_file(shard.path) as file:
+        return all(
+            chunk is not None for c in shard.columns for _, chunk in shard.chunks(file, c, rows)
+        )
+
+
+def _copy_rows(path: Path, most_bytes: int, used_ns: int) -> Path | None:
+    """Write as many rows of a shard as fit into so many bytes; None where that cannot be."""
+    with contextlib.suppress(OSError, MemoryError, DamagedShardError):
+        shard = shards.read_shard(path)
+        head = min(offset for _, _, offset in shard.columns.values()) + 4 * len(shard.columns)
+        n_rows = (most_bytes - head) * len(shard.keys) // (path.stat().st_size - head)
+        if n_rows > 0:
+            kept, _ = shards.merge_shards([shard], path.parent, n_rows)
+            if kept is not None:
+                os.utime(kept, ns=(used_ns, used_ns))
+            return kept
+    return None
+
+
+def _remove_copied(paths: list[Path], copy: Path | None) -> None:
+    """Remove shards of which there is a copy; the copy if that fails, so that none is added."""
+    for i, path in enumerate(paths):
+        try:
+            shards.remove_own(path)
+        except OSError:
+            _STUCK.update(paths)
+            if copy is not None and i == 0:
+                _STUCK.add(copy)
+                shards.remove_own(copy)
+            raise
+
+
+def _warn_once(path: Path, message: str) -> None:
+    if path not in _WARNED:
+        _WARNED.add(path)
+        warnings.warn(message, StoreWarning, stacklevel=3)
+
+
 def _read_about(folder: Path) -> dict[str, Any]:
-    path = folder / "about.json"
     about: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        about = json.loads(path.read_text(encoding="utf-8")) if shards.is_own(path) else {}
-    return {"fingerprint": folder.name, **{k: v for k, v in about.items() if k != shards.MARK}}
+    # For people only, so that what is wrong with it, of whatever kind, is worth no word.
+    with contextlib.suppress(Exception), shards.open_file(folder / "about.json") as file:
+        if shards.is_own(folder / "about.json"):
+            about = dict(json.loads(file.read(_ABOUT_BYTES)))
+    about.pop(shards.MARK, None)
+    return {**about, "fingerprint": folder.name}

@@ -324,12 +324,12 @@ def test_memory_is_bounded_in_bytes_and_keeps_what_was_used_last(store, disk, mo
     assert not shards.RECENT._chunks and shards.RECENT._bytes == 0
 
 
-def test_a_removed_or_replaced_shard_is_not_served(store, disk):
+def test_a_removed_or_replaced_shard_is_not_served(store, disk, tmp_path):
     keys = keys_of(*range(64))
     fill(store, keys)
     assert_complete(store, keys)
     path = shard_files(store)[0]
-    other = VectorStore(store.location)._scoped(OTHER, {})
+    other = VectorStore(tmp_path / "other")._scoped(ONE, {})
     other._write(keys, np.zeros(64, bool), {c: values(keys, 1) + 1 for c in COLUMNS})
     raw = shard_files(other)[-1].read_bytes()
     assert len(raw) == path.stat().st_size
