@@ -233,7 +233,7 @@ class VectorStore:
         seen: set[Path] = set()
         damaged: set[Path] = set()
         # Shards may be merged while we look: what they held is then in one that is new.
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
             fresh = [path for path in shards.list_files(self._folder()) if path not in seen]
             for path in fresh:
                 if not found.missing.any():
@@ -242,7 +242,7 @@ class VectorStore:
                 with contextlib.suppress(FileNotFoundError):
                     if not self._read_shard(path, keys, columns, out, found):
                         damaged.add(path)
-            if not fresh or not found.missing.any():
+            if not found.missing.any() or (attempt and not fresh):
                 break
         if damaged:
             self._repair(damaged)
