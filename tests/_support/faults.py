@@ -287,19 +287,24 @@ def _size(path: Path) -> int:
 
 # --- much to tidy -------------------------------------------------------------------------------
 
-_LAYOUT = [(layer, pooling) for layer in range(12) for pooling in ("last", "mean")]
-_LAYOUT_WIDTH, _LAYOUT_ROWS = 384, 56  # about 1 MB a shard
+_WIDTH = 384
+#: Columns and rows of shards of about 1 MB. One column is the worst: all of it is in memory.
+_LAYOUTS = (
+    ([(layer, pooling) for layer in range(12) for pooling in ("last", "mean")], 56),
+    ([(0, "mean")], 1344),
+)
 
 
-def fill_small(folder: str, megabytes: int) -> int:
+def fill_small(folder: str, megabytes: int) -> dict[str, int]:
     """Write so many shards of 1 MB."""
-    store, rng = VectorStore(folder)._scoped(ONE, {}), np.random.default_rng(0)
+    store, rng, n_texts = VectorStore(folder)._scoped(ONE, {}), np.random.default_rng(0), 0
     for i in range(megabytes):
-        keys = keys_of(*range(i * _LAYOUT_ROWS, (i + 1) * _LAYOUT_ROWS))
-        block = rng.standard_normal((_LAYOUT_ROWS, _LAYOUT_WIDTH), np.float32).astype(np.float16)
-        columns = {c: np.roll(block, j, axis=1).astype(np.float32) for j, c in enumerate(_LAYOUT)}
-        store._write(keys, np.zeros(len(keys), bool), columns)
-    return len(shard_files(store))
+        layout, n_rows = _LAYOUTS[i % 2]
+        keys = keys_of(*range(n_texts, n_texts := n_texts + n_rows))
+        block = rng.standard_normal((n_rows, _WIDTH), np.float32).astype(np.float16)
+        columns = {c: np.roll(block, j, axis=1).astype(np.float32) for j, c in enumerate(layout)}
+        store._write(keys, np.zeros(n_rows, bool), columns)
+    return {"files": len(shard_files(store)), "texts": n_texts}
 
 
 def tidy(folder: str) -> dict[str, Any]:

@@ -424,14 +424,15 @@ def test_a_copy_of_what_another_process_has_merged_is_dropped(store, monkeypatch
     real, others = shards.merge_shards, []
 
     def both(group, folder):
-        if not others:  # the other one is a little faster
-            others.append(real(group, folder))
-            for shard in group[:3]:
-                shard.path.unlink()
-        return real(group, folder)
+        others.append(real(group, folder))  # by the other one, which is a little faster
+        mine = real(group, folder)
+        for shard in group[:3]:
+            shard.path.unlink()
+        return mine
 
     monkeypatch.setattr(shards, "merge_shards", both)
     store._tidy()
+    assert len(others) == 1
     assert len(shard_files(store)) == 6  # the other's copy, and five that it is about to remove
     assert_complete(store, keys_of(*range(8)))
 
@@ -590,6 +591,24 @@ def test_a_disk_that_fails_half_way_keeps_what_is_known_of_a_text(store, monkeyp
     monkeypatch.setattr(shards.Shard, "_read_chunk", fail)
     _, found = read(store, keys)
     assert found.missing.all() and found.truncated.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("code", [24, 23, 5, 13, 116])  # EMFILE, ENFILE, EIO, EACCES, ESTALE
+def test_what_cannot_be_read_now_is_a_miss_and_stays(store, monkeypatch, code):
+    fill(store, keys_of(1))
+    shards._open.cache_clear()
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert read(store, keys_of(1))[1].missing.all()
+        store.info()
+        store.verify()
+        store._tidy()
+        VectorStore(store.location, size_limit=1)._scoped(ONE, {})._tidy()
+    assert_complete(store, keys_of(1))
 
 
 def test_a_shard_that_vanishes_is_not_reported_as_damaged(store, monkeypatch):
