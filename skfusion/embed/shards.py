@@ -418,6 +418,22 @@ def read_shard(path: Path) -> Shard:
         raise DamagedShardError(f"{path}: {error}") from error
 
 
+def open_all(
+    folder: Path, opened: Callable[[Path], Shard]
+) -> Iterator[tuple[Path, int, Shard | None]]:
+    """Yield every shard of a folder with its size, None for one that is damaged."""
+    for path in list_files(folder):
+        size, shard = 0, None
+        try:
+            size = path.stat().st_size
+            shard = opened(path)
+        except (FileNotFoundError, UnmarkedError):
+            continue
+        except (OSError, MemoryError, DamagedShardError):
+            pass
+        yield path, size, shard
+
+
 def _parse(path: Path, file: FileIO, size: int) -> Shard:
     begin = file.read(_BEGIN_BYTES)
     if _MARK_BYTES not in begin:

@@ -11,8 +11,7 @@ import os
 import re
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -21,25 +20,19 @@ from typing import Any
 import joblib
 import numpy as np
 
-from . import shards
+from . import shards, tidying
 from .session import session_folder
 from .shards import Column, DamagedShardError, Keys, Mask, Shard, UnmarkedError, Vectors
 from .texts import KEY_BYTES
 
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
-_MERGE_COUNT = 8  # shards of like size that are made one
-_MERGE_FILES = 64  # so many are open together at most
-_MERGE_BYTES = 64 * 2**20  # of what they are made: one that cannot be part of it is left alone
-_TIDY_SECONDS = 5.0  # after which a call begins no other merge: the next one goes on
-_ABANDONED_SECONDS = 3600.0  # a temporary file older than this has no writer any more
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
 _FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
 _ABOUT_BYTES = 2**20  # of about.json that are read
 _FLUSH_SECONDS = 15.0  # what a killed pass may lose
 _WARNED: set[Path] = set()  # files left alone and folders left untidy that it has heard of
-_STUCK: set[Path] = set()  # files that this process could not remove: no second copy of them
 
 
 class StoreWarning(UserWarning):
@@ -150,7 +143,7 @@ class VectorStore:
         """
         models = []
         for folder in self._folders():
-            found = list(_open_all(folder, shards.open_shard))
+            found = list(shards.open_all(folder, shards.open_shard))
             opened = [shard for _, _, shard in found if shard is not None]
             columns = {column for shard in opened for column in shard.columns}
             models.append(
@@ -187,7 +180,7 @@ class VectorStore:
         n_shards = n_texts = 0
         damaged = []
         for folder in self._folders():
-            for path, _, shard in _open_all(folder, shards.read_shard):
+            for path, _, shard in shards.open_all(folder, shards.read_shard):
                 intact = False
                 try:
                     intact = shard is not None and _is_intact(shard)
@@ -303,97 +296,35 @@ class VectorStore:
 
         It comes after the result, which is right whatever fails here.
         """
-        folder, now = self._folder(), time.time()
+        folder = self._folder()
         try:
-            for path in shards.list_files(folder, shards.TEMPORARY_NAME):
-                with contextlib.suppress(OSError):
-                    # Of a time to come, too: the clock was put back.
-                    if abs(now - path.stat().st_mtime) > _ABANDONED_SECONDS:
-                        shards.remove_own(path)
+            tidying.remove_abandoned(folder)
             self._evict()
-            self._merge_small()
+            tidying.merge_small(folder, self._limit_bytes())
         except OSError:
             pass  # others remove files too, or the disk is full
         except Exception as error:
             _warn_once(folder, f"The store in {folder} stays untidy for now: {error!r}")
 
-    def _merge_small(self) -> None:
-        until = time.monotonic() + _TIDY_SECONDS
-        limit, groups = self._limit_bytes(), defaultdict(list)
-        # With a limit, small enough that removing one leaves most of it.
-        most = _MERGE_BYTES if limit is None else min(_MERGE_BYTES, limit // 8)
-        for path, size, shard in _open_all(self._folder(), shards.open_shard):
-            if shard is None or size > most // _MERGE_COUNT:
-                continue
-            if path not in _STUCK and shards.can_remove(path):
-                layout = tuple(sorted((c, v[0].name) for c, v in shard.columns.items()))
-                # Shards of like size only, so that a row is copied log(n) times, not n times.
-                groups[layout, (size.bit_length() + 2) // 3].append((size, shard))
-        for group in groups.values():
-            while len(group) >= _MERGE_COUNT and time.monotonic() < until:
-                part: list[Shard] = []
-                free = most
-                while group and len(part) < _MERGE_FILES and group[-1][0] <= free:
-                    size, shard = group.pop()
-                    free -= size
-                    part.append(shard)
-                self._replace(part)
-
-    def _replace(self, group: list[Shard]) -> None:
-        paths = [shard.path for shard in group]
-        used = max(path.stat().st_mtime for path in paths)
-        merged, _ = shards.merge_shards(group, self._folder())
-        if merged is not None:
-            os.utime(merged, (used, used))
-            if not all(map(os.path.lexists, paths)):
-                shards.remove_own(merged)  # another process has made one of them, too
-                return
-        _remove_copied(paths, merged)
-
     def _evict(self) -> None:
-        limit, found = self._limit_bytes(), []
-        if limit is None:
-            return
-        # A time to come says nothing (the clock was put back): such files go first.
-        latest = time.time_ns() + int(_ABANDONED_SECONDS * 1e9)
-        for folder in VectorStore(self.location)._folders():
-            for path in shards.list_files(folder):
-                with contextlib.suppress(OSError):
-                    info = path.stat()
-                    used = info.st_mtime_ns
-                    found.append((used if used < latest else 0, info.st_size, path))
-        total = sum(size for _, size, _ in found)
-        own = sorted(entry for entry in found if total > limit and shards.is_own(entry[2]))
-        excess = sum(size for _, size, _ in own) - limit
-        for used, size, path in own:
-            if excess > 0 and shards.can_remove(path):
-                with contextlib.suppress(OSError):
-                    # Of a shard that is large beside the limit some rows stay.
-                    most = size - excess if excess + limit // 4 < size else 0
-                    kept = _copy_rows(path, most, used) if most else None
-                    _remove_copied([path], kept)
-                    excess -= size - (kept.stat().st_size if kept else 0)
+        limit = self._limit_bytes()
+        if limit is not None:
+            tidying.evict(VectorStore(self.location)._folders(), limit)
 
     def _repair(self, damaged: set[Path]) -> None:
         for path in damaged:
-            # In a folder that cannot be written they stay a miss.
-            with contextlib.suppress(OSError, MemoryError):
-                if path in _STUCK or not shards.can_remove(path):
-                    continue
-                kept = None
-                with contextlib.suppress(DamagedShardError):  # keep what is intact
-                    kept, _ = shards.merge_shards([shards.read_shard(path)], self._folder())
-                _remove_copied([path], kept)
-        names = ", ".join(sorted(path.name for path in damaged))
-        message = (
-            f"{len(damaged)} damaged shard(s) in {self._folder()}: {names}. What they held is "
-            f"computed again."
-        )
+            tidying.keep_intact(path)
         left = {path for path in damaged if os.path.lexists(path)}
         if left and left <= _WARNED:
             return  # they cannot be removed, and it was said
         _WARNED.update(left)
-        warnings.warn(message, StoreWarning, stacklevel=2)
+        names = ", ".join(sorted(path.name for path in damaged))
+        warnings.warn(
+            f"{len(damaged)} damaged shard(s) in {self._folder()}: {names}. What they held is "
+            f"computed again.",
+            StoreWarning,
+            stacklevel=2,
+        )
 
     def _limit_bytes(self) -> int | None:
         """Return the size limit as a number of bytes."""
@@ -497,55 +428,12 @@ class Writer:
         return max(fits, int(row_bytes // 2 < self._limit))
 
 
-def _open_all(
-    folder: Path, opened: Callable[[Path], Shard]
-) -> Iterator[tuple[Path, int, Shard | None]]:
-    """Yield every shard of a folder with its size, None for one that is damaged."""
-    for path in shards.list_files(folder):
-        size, shard = 0, None
-        try:
-            size = path.stat().st_size
-            shard = opened(path)
-        except (FileNotFoundError, UnmarkedError):
-            continue
-        except (OSError, MemoryError, DamagedShardError):
-            pass
-        yield path, size, shard
-
-
 def _is_intact(shard: Shard) -> bool:
     rows = np.arange(len(shard.keys))
     with shards.open_file(shard.path) as file:
         return all(
             chunk is not None for c in shard.columns for _, chunk in shard.chunks(file, c, rows)
         )
-
-
-def _copy_rows(path: Path, most_bytes: int, used_ns: int) -> Path | None:
-    """Write as many rows of a shard as fit into so many bytes; None where that cannot be."""
-    with contextlib.suppress(OSError, MemoryError, DamagedShardError):
-        shard = shards.read_shard(path)
-        head = min(offset for _, _, offset in shard.columns.values()) + 4 * len(shard.columns)
-        n_rows = (most_bytes - head) * len(shard.keys) // (path.stat().st_size - head)
-        if n_rows > 0:
-            kept, _ = shards.merge_shards([shard], path.parent, n_rows)
-            if kept is not None:
-                os.utime(kept, ns=(used_ns, used_ns))
-            return kept
-    return None
-
-
-def _remove_copied(paths: list[Path], copy: Path | None) -> None:
-    """Remove shards of which there is a copy; the copy if that fails, so that none is added."""
-    for i, path in enumerate(paths):
-        try:
-            shards.remove_own(path)
-        except OSError:
-            _STUCK.update(paths)
-            if copy is not None and i == 0:
-                _STUCK.add(copy)
-                shards.remove_own(copy)
-            raise
 
 
 def _warn_once(path: Path, message: str) -> None:

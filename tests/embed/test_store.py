@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from skfusion import LLMLayerEmbedder, StoreWarning, VectorStore
-from skfusion.embed import shards
+from skfusion.embed import shards, tidying
 from skfusion.embed.shards import DamagedShardError, merge_shards, open_shard, write_shard
 from skfusion.embed.store import Writer
 
@@ -230,7 +230,8 @@ def test_shards_that_vanish_while_reading_are_looked_for_again(store, monkeypatc
     def vanish(self, path, *rest):
         calls.append(path)
         if len(calls) == 1:
-            self._replace([open_shard(p) for p in shard_files(self)])  # another process merges
+            # another process merges
+            tidying.replace([open_shard(p) for p in shard_files(self)], self._folder())
             raise FileNotFoundError(path)
         return real(self, path, *rest)
 
@@ -365,7 +366,7 @@ def test_files_from_the_future_go_first(tmp_path):
 
 
 def test_merging_holds_a_bounded_part_in_memory(store, monkeypatch):
-    monkeypatch.setattr("skfusion.embed.store._MERGE_BYTES", 2**20, raising=False)
+    monkeypatch.setattr("skfusion.embed.tidying._MERGE_BYTES", 2**20)
     wide = [(layer, "mean") for layer in range(20)]
     for i in range(100):
         keys = keys_of(*range(5 * i, 5 * i + 5))
@@ -393,7 +394,7 @@ def test_what_fails_in_tidying_takes_no_result_away(folder, tmp_path, texts, mon
         raise error("no memory")
 
     monkeypatch.setattr(shards, "merge_shards", fail)
-    monkeypatch.setattr("skfusion.embed.store._MERGE_COUNT", 2)
+    monkeypatch.setattr("skfusion.embed.tidying._MERGE_COUNT", 2)
     embedder = LLMLayerEmbedder(model, memory=tmp_path).fit(texts)
     with pytest.warns(StoreWarning, match="untidy") as caught:
         X = [embedder.transform([text]) for text in texts]
@@ -408,7 +409,7 @@ def test_what_fails_in_tidying_takes_no_result_away(folder, tmp_path, texts, mon
 def test_reading_tidies_nothing_and_writes_nothing(folder, tmp_path, texts, monkeypatch):
     LLMLayerEmbedder(folder(), memory=tmp_path).fit_transform(texts)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for name in ("_tidy", "_write", "_evict", "_merge_small"):
+    for name in ("_tidy", "_write", "_evict"):
         monkeypatch.setattr(VectorStore, name, lambda *_, name=name: pytest.fail(name))
     for memory in (VectorStore(tmp_path), VectorStore(tmp_path, size_limit=1)):
         embedder = CountingEmbedder(folder(), memory=memory).fit(texts)
