@@ -249,6 +249,8 @@ class VectorStore:
         try:
             shard = shards.open_shard(path)
             wanted = [i for i, column in enumerate(columns) if column in shard.columns]
+            if any(shard.columns[columns[i]][1] != width for i in wanted):
+                raise UnmarkedError(f"{path} has vectors of another width: it is left alone")
             left = np.flatnonzero(found.missing[wanted].any(axis=0))
             rows, hit = shard.find(keys[left])
             left, rows = left[hit], rows[hit]

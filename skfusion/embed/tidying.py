@@ -43,7 +43,7 @@ def merge_small(folder: Path, limit: int | None) -> None:
     for path, size, shard in shards.open_all(folder, shards.open_shard):
         if shard is None or size > most // _MERGE_COUNT or not _is_removable(path):
             continue
-        layout = tuple(sorted((c, place[0].name) for c, place in shard.columns.items()))
+        layout = tuple(sorted((c, str(place[0]), place[1]) for c, place in shard.columns.items()))
         # Shards of like size only, so that a row is copied log(n) times, not n times.
         groups[layout, (size.bit_length() + 2) // 3].append((size, shard))
     for group in groups.values():

@@ -474,14 +474,15 @@ STRANGE = [
 # fmt: on
 
 
-def rewritten(raw: bytes, path: tuple, value: object, sign: bool) -> bytes:
-    """A shard with one value of its header changed, signed anew as a forger would."""
+def rewritten(raw: bytes, changes: dict[tuple, object], sign: bool) -> bytes:
+    """A shard with values of its header changed, signed anew as a forger would."""
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
-    place = header
-    for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
+    for path, value in changes.items():
+        place = header
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
     text = json.dumps(header, separators=(",", ":")).replace('"nested"', "[" * 50_000)
     if sign:
         digits = slice(len(shards._BEGIN), len(shards._BEGIN) + shards._DIGITS)
@@ -508,7 +509,7 @@ def test_a_header_that_says_something_else_is_a_miss(store, start, sign):
     raw = path.read_bytes()
     for i, place in enumerate(PLACES):
         for value in STRANGE[(start + i) % 3 :: 3]:
-            path.write_bytes(rewritten(raw, place, value, sign))
+            path.write_bytes(rewritten(raw, {place: value}, sign))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 assert store.info()["n_shards"] == 1
@@ -522,6 +523,25 @@ def test_a_header_that_says_something_else_is_a_miss(store, start, sign):
             assert len(caught) <= 1  # repaired
             for left in shard_files(store):
                 left.unlink()
+
+
+@pytest.mark.parametrize("sign", [False, True])
+def test_another_width_in_the_same_bytes_is_a_miss(store, sign):
+    """Half as many numbers of twice the size: every field agrees with the file's size."""
+    keys = keys_of(*range(70))
+    changes = {("1.mean", "dtype"): "F32", ("1.mean", "shape"): [70, 3]}
+    for i in range(9):
+        fill(store, keys[7 * i : 7 * i + 7])
+    fill(store, keys)
+    path = max(shard_files(store), key=lambda path: path.stat().st_size)
+    path.write_bytes(rewritten(path.read_bytes(), changes, sign))
+    with pytest.warns(StoreWarning, match="width|damaged") as caught:
+        out, found = read(store, keys)
+    assert len(caught) == 1 and found.missing.sum() == 7
+    np.testing.assert_array_equal(out[~found.missing], values(keys)[~found.missing])
+    fill(store, keys)
+    store.info(), store.verify(), store._tidy()
+    assert_complete(store, keys)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
