@@ -73,7 +73,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
 }
 _COLUMN_NAME = re.compile(r"(0|[1-9]\d*)\.(\w+)")
-#: Windows translates line ends without the first. A FIFO is not waited for, a link not followed.
+#: No line ends are translated, a FIFO is not waited for, a link is not followed.
 _OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
