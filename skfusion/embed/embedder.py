@@ -382,6 +382,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self.model, revision=self.revision, trust_remote_code=self.trust_remote_code
         )
         memory, n_layers = self._memory(), source.n_layers
+        memory._check()
         spec = Spec.of(
             source,
             prompt=None if self.prompt is None else encodable(self.prompt),

@@ -150,7 +150,7 @@ def encode(
     run.read()
     if not run.known.all():
         run.compute(load(), batch_tokens, progress)
-    store._tidy()
+        store._tidy()
     out = run.out if len(run.texts) == len(texts) else run.out[run.inverse]
     return Encoded(out, int(run.truncated[run.inverse].sum()), run.newly_truncated)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import hashlib
 import multiprocessing
 import os
+import platform
 import stat
 import tempfile
 from pathlib import Path
@@ -40,7 +43,18 @@ def _parents_folder() -> Path | None:
 
 def _path(pid: int) -> Path:
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"{_PREFIX}-{user}-{pid}"
+    return Path(tempfile.gettempdir()) / f"{_PREFIX}-{user}-{_where()}-{pid}"
+
+
+@functools.cache
+def _where() -> str:
+    """Return what tells hosts and containers apart that share a folder: all have a process 1."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
 def _is_ours(path: Path) -> bool:
@@ -77,7 +91,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Clear away the folders of processes that were killed."""
+    """Clear away the folders of processes that were killed here; of others nobody knows."""
     pattern = _path(0).name.removesuffix("0")
     for path in Path(tempfile.gettempdir()).glob(f"{pattern}*"):
         pid = path.name.removeprefix(pattern)

@@ -6,33 +6,33 @@ import contextlib
 import copy
 import inspect
 import json
+import math
 import os
 import re
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-from joblib.disk import memstr_to_bytes
 
-from . import shards
+from . import shards, tidying
 from .session import session_folder
 from .shards import Column, DamagedShardError, Keys, Mask, Shard, UnmarkedError, Vectors
+from .texts import KEY_BYTES
 
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
-_MERGE_COUNT = 8  # shards of like size that are made one
-_MERGE_BELOW = 32 * 2**20  # larger ones are left alone
-_ABANDONED_SECONDS = 3600.0  # a temporary file older than this has no writer any more
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
 _FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
+_ABOUT_BYTES = 2**20  # of about.json that are read
 _FLUSH_SECONDS = 15.0  # what a killed pass may lose
-_WARNED: set[Path] = set()  # files without a mark that this process has heard of
+_WARNED: set[Path] = set()  # files left alone and folders left untidy that it has heard of
 
 
 class StoreWarning(UserWarning):
@@ -62,8 +62,10 @@ class VectorStore:
         taken. None is a temporary folder of this process and its joblib workers, removed at
         exit.
     size_limit : int, str or None, default=None
-        Most bytes on disk, or a size such as ``"500M"`` or ``"10G"``. After every call the least
-        recently used files are removed until the rest fits.
+        Most bytes on disk, or a size such as ``"500M"``, ``"1.5 GB"`` or ``"10GiB"``: the units
+        K, M, G and T are powers of 1024, with B or iB behind them too. Whenever vectors are
+        stored, the least recently used ones are removed until the rest fits; at least three
+        quarters stay in use. Reading removes nothing.
     layers : "all", "requested" or list, default="all"
         Layers that a pass stores. "requested" keeps only what the embedder's `layer` and
         `pooling` ask for, and the pass stops behind the deepest of these layers. A list is of
@@ -141,7 +143,7 @@ class VectorStore:
         """
         models = []
         for folder in self._folders():
-            found = list(_open_all(folder))
+            found = list(shards.open_all(folder, shards.open_shard))
             opened = [shard for _, _, shard in found if shard is not None]
             columns = {column for shard in opened for column in shard.columns}
             models.append(
@@ -178,14 +180,16 @@ class VectorStore:
         n_shards = n_texts = 0
         damaged = []
         for folder in self._folders():
-            for path, _, shard in _open_all(folder):
-                n_shards += 1
+            for path, _, shard in shards.open_all(folder, shards.read_shard):
                 intact = False
-                if shard is not None:
-                    n_texts += len(shard.keys)
-                    rows = np.arange(len(shard.keys))
-                    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-                        intact = all(shard.read(file, c, rows)[1].all() for c in shard.columns)
+                try:
+                    intact = shard is not None and _is_intact(shard)
+                except FileNotFoundError:
+                    continue  # merged or evicted just now
+                except OSError:
+                    pass
+                n_shards += 1
+                n_texts += 0 if shard is None else len(shard.keys)
                 if not intact:
                     damaged.append(str(path))
         return {"n_shards": n_shards, "n_texts": n_texts, "damaged": damaged}
@@ -196,10 +200,20 @@ class VectorStore:
         scoped._fingerprint, scoped._about = fingerprint, about
         return scoped
 
+    def _check(self) -> None:
+        """Refuse parameters that would fail when something is stored; `fit` calls it."""
+        self._limit_bytes()
+        location = self._root_location()
+        if location is not None and (not isinstance(location, str) or "\0" in location):
+            raise ValueError(
+                f"VectorStore(location=...): location must be the path of a folder, a "
+                f"joblib.Memory or None; got {location!r}."
+            )
+
     def _root_location(self) -> str | None:
         """Return the folder that was asked for, or None for the session's."""
         location = getattr(self.location, "location", self.location)  # of a joblib.Memory
-        return None if location is None else os.fspath(location)
+        return location.__fspath__() if isinstance(location, os.PathLike) else location
 
     def _root(self) -> Path:
         """Return the folder that holds all models' folders."""
@@ -208,19 +222,21 @@ class VectorStore:
 
     def _read(self, keys: Keys, columns: Sequence[Column], out: Vectors) -> Found:
         """Read vectors into (n, len(columns) * width); rows without all columns are missing."""
+        found = Found(np.ones((len(columns), len(keys)), bool), np.zeros(len(keys), bool))
+        seen: set[Path] = set()
         damaged: set[Path] = set()
-        for _ in range(_TRIES):
-            found = Found(np.ones((len(columns), len(keys)), bool), np.zeros(len(keys), bool))
-            try:
-                for path in shards.list_files(self._folder()):
-                    if not found.missing.any():
-                        break
-                    known = path in damaged or self._read_shard(path, keys, columns, out, found)
-                    if not known:
+        # Shards may be merged while we look: what they held is then in one that is new.
+        for attempt in range(_TRIES):
+            fresh = [path for path in shards.list_files(self._folder()) if path not in seen]
+            for path in fresh:
+                if not found.missing.any():
+                    break
+                seen.add(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if not self._read_shard(path, keys, columns, out, found):
                         damaged.add(path)
+            if not found.missing.any() or (attempt and not fresh):
                 break
-            except FileNotFoundError:
-                continue  # merged or evicted by another process just now: look again
         if damaged:
             self._repair(damaged)
         return Found(np.any(found.missing, axis=0, keepdims=True)[0], found.truncated)
@@ -233,12 +249,15 @@ class VectorStore:
         try:
             shard = shards.open_shard(path)
             wanted = [i for i, column in enumerate(columns) if column in shard.columns]
+            if any(shard.columns[columns[i]][1] != width for i in wanted):
+                raise UnmarkedError(f"{path} has vectors of another width: it is left alone")
             left = np.flatnonzero(found.missing[wanted].any(axis=0))
             rows, hit = shard.find(keys[left])
             left, rows = left[hit], rows[hit]
             if not len(left):
                 return True
-            with open(path, "rb", buffering=0) as file:
+            found.truncated[left] = shard.truncated[rows]
+            with shards.open_file(path) as file:
                 for i in wanted:
                     here = np.flatnonzero(found.missing[i, left])
                     for part, vectors in shard.chunks(file, columns[i], rows[here], shards.RECENT):
@@ -248,19 +267,16 @@ class VectorStore:
                         target = left[here[part]]
                         out[target, i * width : (i + 1) * width] = vectors
                         found.missing[i, target] = False
-            found.truncated[left] = shard.truncated[rows]
             with contextlib.suppress(OSError):
                 if abs(time.time() - path.stat().st_mtime) > _USED_SECONDS:
                     os.utime(path)  # used now: eviction goes by this time
         except UnmarkedError as error:
-            if path not in _WARNED:
-                _WARNED.add(path)
-                warnings.warn(str(error), StoreWarning, stacklevel=2)
+            _warn_once(path, str(error))
         except DamagedShardError:
             return False
         except FileNotFoundError:
             raise
-        except OSError:
+        except (OSError, MemoryError):
             pass  # unreadable for whatever reason is a miss
         return intact
 
@@ -272,57 +288,38 @@ class VectorStore:
         if not os.path.lexists(about):
             # Only for people: nothing is decided by it.
             content = json.dumps({shards.MARK: "about", **self._about}, default=str)
-            with shards.publishing(about) as temporary:
+            with contextlib.suppress(OSError), shards.publishing(about) as temporary:
                 temporary.write_text(content, encoding="utf-8")
+        with contextlib.suppress(OSError):
+            self._evict()
 
     def _tidy(self) -> None:
-        """Merge small shards, remove what killed writers left, and keep to the size limit."""
-        with contextlib.suppress(OSError):
-            self._merge_small()
-            oldest = time.time() - _ABANDONED_SECONDS
-            for path in shards.list_files(self._folder(), shards.TEMPORARY_NAME):
-                if path.stat().st_mtime < oldest:
-                    shards.remove_own(path)
-        self._evict()
+        """Keep to the size limit, remove what killed writers left, and merge small shards.
 
-    def _merge_small(self) -> None:
-        groups: dict[Any, list[Shard]] = defaultdict(list)
-        for _, size, shard in _open_all(self._folder()):
-            if size < _MERGE_BELOW and shard is not None:
-                layout = tuple(sorted((c, v[0].__name__) for c, v in shard.columns.items()))
-                # Shards of like size only, so that a row is copied log(n) times, not n times.
-                groups[layout, (size.bit_length() + 2) // 3].append(shard)
-        for group in groups.values():
-            if len(group) >= _MERGE_COUNT:
-                self._replace(group)
-
-    def _replace(self, group: list[Shard]) -> None:
-        used = max(shard.path.stat().st_mtime for shard in group)
-        merged, _ = shards.merge_shards(group, self._folder())
-        if merged is not None:
-            os.utime(merged, (used, used))
-        for shard in group:
-            shards.remove_own(shard.path)
+        It comes after the result, which is right whatever fails here.
+        """
+        folder = self._folder()
+        try:
+            tidying.remove_abandoned(folder)
+            self._evict()
+            tidying.merge_small(folder, self._limit_bytes())
+        except OSError:
+            pass  # others remove files too, or the disk is full
+        except Exception as error:
+            _warn_once(folder, f"The store in {folder} stays untidy for now: {error!r}")
 
     def _evict(self) -> None:
-        limit, found = self._limit_bytes(), []
-        if limit is None:
-            return
-        for folder in VectorStore(self.location)._folders():
-            for path in shards.list_files(folder):
-                with contextlib.suppress(OSError):
-                    info = path.stat()
-                    found.append((info.st_mtime_ns, info.st_size, path))
-        total = sum(size for _, size, _ in found)
-        own = sorted(entry for entry in found if total > limit and shards.is_own(entry[2]))
-        excess = sum(size for _, size, _ in own) - limit
-        for _, size, path in own:
-            if excess > 0:
-                with contextlib.suppress(OSError):
-                    shards.remove_own(path)
-                    excess -= size
+        limit = self._limit_bytes()
+        if limit is not None:
+            tidying.evict(VectorStore(self.location)._folders(), limit)
 
     def _repair(self, damaged: set[Path]) -> None:
+        for path in damaged:
+            tidying.keep_intact(path)
+        left = {path for path in damaged if os.path.lexists(path)}
+        if left and left <= _WARNED:
+            return  # they cannot be removed, and it was said
+        _WARNED.update(left)
         names = ", ".join(sorted(path.name for path in damaged))
         warnings.warn(
             f"{len(damaged)} damaged shard(s) in {self._folder()}: {names}. What they held is "
@@ -330,17 +327,24 @@ class VectorStore:
             StoreWarning,
             stacklevel=2,
         )
-        for path in damaged:
-            # Keep what is intact. In a folder that cannot be written they stay a miss.
-            with contextlib.suppress(OSError):
-                with contextlib.suppress(DamagedShardError):
-                    shards.merge_shards([shards.open_shard(path)], self._folder())
-                shards.remove_own(path)
 
     def _limit_bytes(self) -> int | None:
         """Return the size limit as a number of bytes."""
-        limit = self.size_limit
-        return int(memstr_to_bytes(limit)) if isinstance(limit, str) else limit
+        limit: Any = self.size_limit
+        n_bytes = math.nan
+        if limit is None:
+            return None
+        if isinstance(limit, str) and (match := _SIZE.fullmatch(limit)):
+            n_bytes = float(match[1]) * 1024 ** (" KMGT".index((match[2] or " ").upper()))
+        elif isinstance(limit, Real) and limit is not True:
+            n_bytes = float(limit)
+        if not 1 <= n_bytes < math.inf:
+            raise ValueError(
+                f"VectorStore(size_limit=...): size_limit must be None, a number of bytes of at "
+                f"least 1, or a size such as '500M', '1.5 GB' or '10GiB' (K, M, G and T are "
+                f"powers of 1024); got {limit!r}."
+            )
+        return int(n_bytes)
 
     def _folder(self) -> Path:
         """Return the folder of one model and setting, which can lie nowhere but in the root."""
@@ -359,7 +363,8 @@ class VectorStore:
             found = sorted(self._root().iterdir())
         except OSError:
             return []
-        return [path for path in found if path.is_dir() and _FINGERPRINT.fullmatch(path.name)]
+        names = (path for path in found if _FINGERPRINT.fullmatch(path.name))
+        return [path for path in names if os.path.isdir(path)]
 
 
 class Writer:
@@ -369,9 +374,10 @@ class Writer:
         self._store, self._columns = store, columns
         self._parts: list[tuple[Keys, Mask, Vectors]] = []
         self._bytes, self._since = 0, time.monotonic()
-        self._broken, limit = False, store._limit_bytes()
+        self._broken, self._limit = False, store._limit_bytes()
         # Shards small enough that a size limit evicts in steps.
-        self._flush_bytes = _FLUSH_BYTES if limit is None else min(_FLUSH_BYTES, limit // 4)
+        limit = _FLUSH_BYTES if self._limit is None else self._limit // 8
+        self._flush_bytes = min(_FLUSH_BYTES, limit)
 
     def __enter__(self) -> Writer:
         return self
@@ -395,13 +401,17 @@ class Writer:
         self._since = time.monotonic()
         if not parts:
             return
-        keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
         try:
-            split = np.split(vectors, len(self._columns), axis=1)
-            named = zip(self._columns, split, strict=True)
-            columns = {column: part for column, part in named if np.isfinite(part).all()}
-            self._store._write(keys, truncated, columns)
-        except OSError as error:
+            keys, truncated, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
+            step = self._rows_per_shard(len(keys), vectors[0].nbytes)
+            for start in range(0, len(keys) if step else 0, step or 1):
+                rows = slice(start, start + step)
+                split = np.split(vectors[rows], len(self._columns), axis=1)
+                named = zip(self._columns, split, strict=True)
+                columns = {column: part for column, part in named if np.isfinite(part).all()}
+                if columns:
+                    self._store._write(keys[rows], truncated[rows], columns)
+        except (OSError, MemoryError) as error:
             self._broken = True
             warnings.warn(
                 f"Vectors cannot be stored in {self._store._root()} ({error}); results are right "
@@ -411,24 +421,34 @@ class Writer:
                 stacklevel=2,
             )
 
+    def _rows_per_shard(self, n_rows: int, row_bytes: int) -> int:
+        """Return how many rows keep a shard in a quarter of the limit; 0 if it takes not one."""
+        if self._limit is None:
+            return n_rows
+        head = 1000 + 150 * len(self._columns)  # of the header, and a checksum per column
+        fits = (self._limit // 4 - head) // (row_bytes + 2 * KEY_BYTES)
+        return max(fits, int(row_bytes // 2 < self._limit))
 
-def _open_all(folder: Path) -> Iterator[tuple[Path, int, Shard | None]]:
-    """Yield every shard of a folder with its size, None for one that is damaged."""
-    for path in shards.list_files(folder):
-        size, shard = 0, None
-        try:
-            size = path.stat().st_size
-            shard = shards.open_shard(path)
-        except (FileNotFoundError, UnmarkedError):
-            continue
-        except (OSError, DamagedShardError):
-            pass
-        yield path, size, shard
+
+def _is_intact(shard: Shard) -> bool:
+    rows = np.arange(len(shard.keys))
+    with shards.open_file(shard.path) as file:
+        return all(
+            chunk is not None for c in shard.columns for _, chunk in shard.chunks(file, c, rows)
+        )
+
+
+def _warn_once(path: Path, message: str) -> None:
+    if path not in _WARNED:
+        _WARNED.add(path)
+        warnings.warn(message, StoreWarning, stacklevel=3)
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    path = folder / "about.json"
     about: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        about = json.loads(path.read_text(encoding="utf-8")) if shards.is_own(path) else {}
-    return {"fingerprint": folder.name, **{k: v for k, v in about.items() if k != shards.MARK}}
+    # For people only, so that what is wrong with it, of whatever kind, is worth no word.
+    with contextlib.suppress(Exception), shards.open_file(folder / "about.json") as file:
+        if shards.is_own(folder / "about.json"):
+            about = dict(json.loads(file.read(_ABOUT_BYTES)))
+    about.pop(shards.MARK, None)
+    return {**about, "fingerprint": folder.name}

@@ -44,6 +44,10 @@ def shard_files(store: VectorStore) -> list[Path]:
     return sorted(store._root().glob("*/*.safetensors"))
 
 
+def stored_bytes(store: VectorStore) -> int:
+    return sum(path.stat().st_size for path in shard_files(store))
+
+
 def assert_complete(store: VectorStore, keys: np.ndarray) -> None:
     out, found = read(store, keys)
     assert not found.missing.any()

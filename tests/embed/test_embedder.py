@@ -535,7 +535,7 @@ def test_a_store_that_cannot_be_written_is_still_read(model, memory, texts, monk
     def refuse(*_, **__):
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr("skfusion.embed.shards.save_file", refuse)
+    monkeypatch.setattr("skfusion.embed.shards.write_shard", refuse)
     embedder = CountingEmbedder(model, memory=memory).fit(texts)
     with pytest.warns(StoreWarning) as caught:
         X = embedder.transform(texts)

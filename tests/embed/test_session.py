@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import joblib
 import pytest
-from _support.processes import is_loaded, run_python
+from _support.processes import PYTHONPATH, is_loaded, run_python
 
 from skfusion import LLMLayerEmbedder
 from skfusion.embed import session
@@ -59,6 +62,55 @@ session.session_folder()
 print(left.exists(), other.exists() == existed)
 """
     assert run_python(code).split() == ["False", "True"]
+
+
+def test_the_same_process_id_on_another_host_is_another_folder(monkeypatch):
+    """Containers that share /tmp all have a process 1, and see nothing of each other's."""
+    own = session._path(os.getpid())
+    other = other_host(monkeypatch, os.getpid())
+    gone = other_host(monkeypatch, 2**22 - 5)
+    try:
+        assert own != other and session._path(os.getpid()) == own
+        session._remove_abandoned()
+        assert other.exists() and gone.exists()
+    finally:
+        for path in {other, gone} - {own}:
+            path.rmdir()
+
+
+def other_host(monkeypatch: pytest.MonkeyPatch, pid: int) -> Path:
+    """The folder of a process there, made."""
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "node", lambda: "another")
+        session._where.cache_clear()
+        path = session._path(pid)
+        path.mkdir(mode=0o700, exist_ok=True)
+    session._where.cache_clear()
+    return path
+
+
+def test_containers_that_share_a_folder(tmp_path):
+    """Two processes with the same id, each in a namespace of its own, at the same time."""
+    code = """
+import os, sys
+from skfusion.embed import session
+print(os.getpid(), session.session_folder(), flush=True)
+sys.stdin.read()
+"""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    try:
+        running = [subprocess.Popen(inside, env=env, text=True, **pipes) for _ in range(2)]
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    first, second = ([*process.stdout.readline().split()] for process in running)
+    there = [os.path.exists(path) for _, path in filter(None, (first, second))]
+    errors = [process.communicate()[1] for process in running]
+    if not first or not second:
+        pytest.skip(f"no namespaces for this user: {errors}")
+    assert first[0] == second[0] and first[1] != second[1] and there == [True, True]
+    assert not os.listdir(tmp_path)  # both gone at exit
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import os
 import time
+import tracemalloc
 import warnings
 
 import joblib
 import numpy as np
 import pytest
+from _support.doubles import CountingEmbedder, read_log
 from _support.stores import (
     COLUMNS,
     ONE,
@@ -18,14 +21,15 @@ from _support.stores import (
     keys_of,
     read,
     shard_files,
+    stored_bytes,
     values,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from skfusion import StoreWarning, VectorStore
-from skfusion.embed import shards
+from skfusion import LLMLayerEmbedder, StoreWarning, VectorStore
+from skfusion.embed import shards, tidying
 from skfusion.embed.shards import DamagedShardError, merge_shards, open_shard, write_shard
 from skfusion.embed.store import Writer
 
@@ -226,7 +230,8 @@ def test_shards_that_vanish_while_reading_are_looked_for_again(store, monkeypatc
     def vanish(self, path, *rest):
         calls.append(path)
         if len(calls) == 1:
-            self._replace([open_shard(p) for p in shard_files(self)])  # another process merges
+            # another process merges
+            tidying.replace([open_shard(p) for p in shard_files(self)], self._folder())
             raise FileNotFoundError(path)
         return real(self, path, *rest)
 
@@ -254,11 +259,37 @@ def test_size_limit_evicts_the_least_recently_used(tmp_path):
     assert limited.info()["n_bytes"] <= 2 * size
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [("2K", 2048), ("1M", 2**20), (77, 77), (None, None)]
-)
+# fmt: off
+SIZES = [
+    ("2K", 2048), ("1M", 2**20), (77, 77), (None, None), ("1 MB", 2**20), ("1MB", 2**20),
+    ("1.5 G", 3 * 2**29), ("500m", 500 * 2**20), ("10GiB", 10 * 2**30), (" 1 tb ", 2**40),
+    ("500", 500), ("500 B", 500), (".5K", 512), (np.int64(9), 9), (np.float32(1e6), 10**6),
+    (1e9, 10**9),
+]
+NO_SIZES = [
+    "lots", "", "M", "1 X", "-1M", "1 iB", "1e5000", "1_0M", -1, 0, 0.5, True, False, [1], b"1M",
+    float("nan"), float("inf"), "nan", 1j,
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("limit", "expected"), SIZES)
 def test_size_limit_forms(limit, expected):
     assert VectorStore(size_limit=limit)._limit_bytes() == expected
+
+
+@pytest.mark.parametrize("limit", NO_SIZES)
+def test_another_size_limit_is_refused_in_fit(folder, limit):
+    embedder = LLMLayerEmbedder(folder(), memory=VectorStore(size_limit=limit))
+    with pytest.raises(ValueError, match=r"VectorStore\(size_limit=.*'500M'.*powers of 1024.*got"):
+        embedder.fit(["a"])
+
+
+@pytest.mark.parametrize("location", [5, b"bytes", "nul\0", ["a"]])
+def test_a_location_that_is_no_path_is_refused_in_fit(folder, location):
+    embedder = LLMLayerEmbedder(folder(), memory=VectorStore(location))
+    with pytest.raises(ValueError, match=r"VectorStore\(location=.*path of a folder"):
+        embedder.fit(["a"])
 
 
 def test_locations(tmp_path):
@@ -266,6 +297,352 @@ def test_locations(tmp_path):
     assert VectorStore(memory)._root().parent == tmp_path / "joblib"
     assert VectorStore(str(tmp_path))._root() == VectorStore(tmp_path)._root()
     assert VectorStore(joblib.Memory(None))._root() == VectorStore()._root()
+
+
+def most_and_least(store: VectorStore, n: int, step: int, most: int = 0) -> tuple[int, int]:
+    """Store rows; the most bytes there were, and the least once the store was full."""
+    sizes = []
+    with Writer(store, COLUMNS) as writer:
+        for i in range(0, n, step):
+            keys = keys_of(*range(i, i + step))
+            writer.add(keys, np.zeros(step, bool), values(keys))
+            sizes.append(stored_bytes(store))
+    full = next(i for i, size in enumerate(sizes) if size > store._limit_bytes() * 3 / 4)
+    return max(sizes), min(sizes[full:])
+
+
+@pytest.mark.parametrize("step", [5, 400])
+def test_a_size_limit_holds_during_a_pass_and_a_full_store_is_used(tmp_path, step):
+    limit = 40_000
+    store = VectorStore(tmp_path, size_limit=limit)._scoped(ONE, {})
+    most, least = most_and_least(store, 2000, step)
+    assert most <= limit and least >= limit * 3 / 4
+    assert max(path.stat().st_size for path in shard_files(store)) <= limit / 4
+    # Merging makes none that is larger.
+    for i in range(30):
+        fill(store, keys_of(10_000 + i))
+        store._tidy()
+    assert limit * 3 / 4 <= stored_bytes(store) <= limit
+    assert max(path.stat().st_size for path in shard_files(store)) <= limit / 4
+
+
+def test_shards_from_before_a_limit_leave_a_store_that_is_used(tmp_path):
+    """One that is as large as the limit is not removed whole."""
+    store = VectorStore(tmp_path)._scoped(ONE, {})
+    keys = keys_of(*range(2000))
+    fill(store, keys[:1000])
+    fill(store, keys[1000:])
+    limit = int(0.45 * stored_bytes(store))
+    limited = VectorStore(tmp_path, size_limit=limit)._scoped(ONE, {})
+    limited._tidy()
+    assert 0.75 * limit <= stored_bytes(store) <= limit
+    out, found = read(store, keys)
+    np.testing.assert_array_equal(out[~found.missing], values(keys)[~found.missing])
+
+
+def test_a_limit_below_one_text_stores_nothing_and_removes_nothing(tmp_path):
+    store = VectorStore(tmp_path)._scoped(ONE, {})
+    fill(store, keys_of(1))
+    limited = VectorStore(tmp_path, size_limit=1)._scoped(ONE, {})
+    with Writer(limited, COLUMNS) as writer:
+        TestWriter().add(writer, 2, 3)
+    assert_complete(store, keys_of(1))
+
+
+def test_files_from_the_future_go_first(tmp_path):
+    """The clock was put back: what is written now would look older for ever."""
+    store = VectorStore(tmp_path)._scoped(ONE, {})
+    for i in range(4):
+        fill(store, keys_of(i))
+        if i < 2:
+            for path in shard_files(store):
+                os.utime(path, (time.time() + 10 * 86400,) * 2)
+    limit = max(path.stat().st_size for path in shard_files(store)) * 2
+    VectorStore(tmp_path, size_limit=limit)._scoped(ONE, {})._tidy()
+    assert read(store, keys_of(*range(4)))[1].missing.tolist() == [True, True, False, False]
+
+
+# --- tidying ----------------------------------------------------------------------------------
+
+
+def test_merging_holds_a_bounded_part_in_memory(store, monkeypatch):
+    monkeypatch.setattr("skfusion.embed.tidying._MERGE_BYTES", 2**20)
+    wide = [(layer, "mean") for layer in range(20)]
+    for i in range(100):
+        keys = keys_of(*range(5 * i, 5 * i + 5))
+        block = np.random.default_rng(i).integers(-99, 99, (5, 550)).astype(np.float32)
+        store._write(keys, np.zeros(5, bool), {c: block + c[0] for c in wide})
+    total = stored_bytes(store)
+    store.info()  # opened shards are remembered
+    tracemalloc.start()
+    store._tidy()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total > 10 * 2**20 > 2 * 2**20 > peak
+    assert len(shard_files(store)) <= 20
+    assert max(path.stat().st_size for path in shard_files(store)) <= 2**20
+    assert store.verify() == {"n_shards": len(shard_files(store)), "n_texts": 500, "damaged": []}
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, RecursionError])
+def test_what_fails_in_tidying_takes_no_result_away(folder, tmp_path, texts, monkeypatch, error):
+    model, calls = folder(), []
+    expected = LLMLayerEmbedder(model).fit_transform(texts)
+
+    def fail(*args):
+        calls.append(args)
+        raise error("no memory")
+
+    monkeypatch.setattr(shards, "merge_shards", fail)
+    monkeypatch.setattr("skfusion.embed.tidying._MERGE_COUNT", 2)
+    embedder = LLMLayerEmbedder(model, memory=tmp_path).fit(texts)
+    with pytest.warns(StoreWarning, match="untidy") as caught:
+        X = [embedder.transform([text]) for text in texts]
+    assert len(caught) == 1 and calls
+    np.testing.assert_array_equal(np.vstack(X), expected)
+    n_calls = len(calls)
+    for _ in range(3):  # nothing is stored, nothing is tried again
+        embedder.transform(texts)
+    assert len(calls) == n_calls
+
+
+def test_reading_tidies_nothing_and_writes_nothing(folder, tmp_path, texts, monkeypatch):
+    LLMLayerEmbedder(folder(), memory=tmp_path).fit_transform(texts)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in ("_tidy", "_write", "_evict"):
+        monkeypatch.setattr(VectorStore, name, lambda *_, name=name: pytest.fail(name))
+    for memory in (VectorStore(tmp_path), VectorStore(tmp_path, size_limit=1)):
+        embedder = CountingEmbedder(folder(), memory=memory).fit(texts)
+        embedder.transform(texts)
+        embedder.transform(texts[:1])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert read_log(folder()) == (0, 0)
+
+
+def test_a_copy_of_what_another_process_has_merged_is_dropped(store, monkeypatch):
+    for i in range(8):
+        fill(store, keys_of(i))
+    real, others = shards.merge_shards, []
+
+    def both(group, folder):
+        others.append(real(group, folder))  # by the other one, which is a little faster
+        mine = real(group, folder)
+        for shard in group[:3]:
+            shard.path.unlink()
+        return mine
+
+    monkeypatch.setattr(shards, "merge_shards", both)
+    store._tidy()
+    assert len(others) == 1
+    assert len(shard_files(store)) == 6  # the other's copy, and five that it is about to remove
+    assert_complete(store, keys_of(*range(8)))
+
+
+@pytest.mark.parametrize("name", ["unlink", "remove"])
+def test_what_cannot_be_removed_is_not_copied_again_and_again(store, monkeypatch, name):
+    """As where another process holds the file open on Windows; the modes say nothing of it."""
+
+    def refuse(path, *_, **__):
+        raise PermissionError(1, "not yours", str(path))
+
+    monkeypatch.setattr(os, name, refuse)
+    for i in range(60):
+        fill(store, keys_of(i))
+        store._tidy()
+    assert len(shard_files(store)) <= (60 + 60 / 7 if name == "unlink" else 16)
+    path = shard_files(store)[0]
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.warns(StoreWarning, match="1 damaged") as caught:
+        for _ in range(3):
+            read(store, keys_of(*range(60)))
+    n_files = len(shard_files(store))
+    for _ in range(3):
+        read(store, keys_of(*range(60)))
+    assert len(caught) == 1 and len(shard_files(store)) == n_files
+
+
+# --- headers ----------------------------------------------------------------------------------
+
+# fmt: off
+STRANGE = [
+    0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e300, True, None, "", "F64", "BF16", [], {}, [0, 0],
+    [-150, -6], [150, 0], [0, 2**62], [5, 1], [[150], [6]], {"data_offsets": [0, 0]},
+    [1] * 999, "nested",
+]
+# fmt: on
+
+
+def rewritten(raw: bytes, changes: dict[tuple, object], sign: bool) -> bytes:
+    """A shard with values of its header changed, signed anew as a forger would."""
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    for path, value in changes.items():
+        place = header
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+    text = json.dumps(header, separators=(",", ":")).replace('"nested"', "[" * 50_000)
+    if sign:
+        digits = slice(len(shards._BEGIN), len(shards._BEGIN) + shards._DIGITS)
+        text = text[: digits.start] + "0" * shards._DIGITS + text[digits.stop :]
+        text = text[: digits.start] + shards._digest(text.encode()) + text[digits.stop :]
+    return len(text).to_bytes(8, "little") + text.encode() + raw[8 + length :]
+
+
+PLACES = [
+    (name, *field)
+    for name in ("keys", "truncated", "checksums", "1.mean")
+    for field in [(), ("shape",), ("dtype",), ("data_offsets",), ("shape", 0), ("data_offsets", 1)]
+]
+
+
+@pytest.mark.parametrize("sign", [False, True])
+@pytest.mark.parametrize("start", range(3))
+def test_a_header_that_says_something_else_is_a_miss(store, start, sign):
+    """Whatever a field says: nothing raises, no vector is wrong, no memory is taken for it."""
+    keys = keys_of(*range(70))
+    expected = values(keys)
+    fill(store, keys)
+    (path,) = shard_files(store)
+    raw = path.read_bytes()
+    for i, place in enumerate(PLACES):
+        for value in STRANGE[(start + i) % 3 :: 3]:
+            path.write_bytes(rewritten(raw, {place: value}, sign))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert store.info()["n_shards"] == 1
+                store.verify()
+                out, found = read(store, keys)
+                there = ~found.missing
+                np.testing.assert_array_equal(out[there], expected[there])
+                assert len(caught) == (not there.all())
+                store._tidy()
+                read(store, keys)
+            assert len(caught) <= 1  # repaired
+            for left in shard_files(store):
+                left.unlink()
+
+
+@pytest.mark.parametrize("sign", [False, True])
+def test_another_width_in_the_same_bytes_is_a_miss(store, sign):
+    """Half as many numbers of twice the size: every field agrees with the file's size."""
+    keys = keys_of(*range(70))
+    changes = {("1.mean", "dtype"): "F32", ("1.mean", "shape"): [70, 3]}
+    for i in range(9):
+        fill(store, keys[7 * i : 7 * i + 7])
+    fill(store, keys)
+    path = max(shard_files(store), key=lambda path: path.stat().st_size)
+    path.write_bytes(rewritten(path.read_bytes(), changes, sign))
+    with pytest.warns(StoreWarning, match="width|damaged") as caught:
+        out, found = read(store, keys)
+    assert len(caught) == 1 and found.missing.sum() == 7
+    np.testing.assert_array_equal(out[~found.missing], values(keys)[~found.missing])
+    fill(store, keys)
+    store.info(), store.verify(), store._tidy()
+    assert_complete(store, keys)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
+def test_a_length_of_the_header_that_cannot_be(store, length):
+    fill(store, keys_of(*range(100)))
+    (path,) = shard_files(store)
+    raw = path.read_bytes()
+    path.write_bytes(length.to_bytes(8, "little") + raw[8:])
+    os.truncate(path, 2**33)  # a sparse file: its size is no reason to take memory
+    assert store.verify()["damaged"] == [str(path)]
+    with pytest.warns(StoreWarning, match="1 damaged"):
+        assert read(store, keys_of(1))[1].missing.all()
+    assert not path.exists()
+
+
+def test_a_header_changed_in_place_is_seen_though_the_time_is_put_back(store):
+    fill(store, keys_of(*range(100)))
+    (path,) = shard_files(store)
+    assert_complete(store, keys_of(*range(100)))
+    info, raw = path.stat(), path.read_bytes()
+    with open(path, "r+b") as file:
+        file.write(raw.replace(b"1.last", b"1.lost"))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert store.verify()["damaged"] == [str(path)]
+    with pytest.warns(StoreWarning, match="1 damaged"):
+        read(store, keys_of(*range(100)))
+
+
+def test_a_shard_of_another_model_is_not_served(store, tmp_path):
+    """Copied or moved by hand: the keys are the same texts, the vectors are not."""
+    other = VectorStore(tmp_path)._scoped(OTHER, {})
+    other._write(keys_of(1), np.zeros(1, bool), columns_of(values(keys_of(1)) + 1))
+    (path,) = shard_files(other)
+    store._folder().mkdir()
+    (store._folder() / path.name).write_bytes(path.read_bytes())
+    with pytest.warns(StoreWarning, match="another model's folder: it is ignored and left alone"):
+        assert read(store, keys_of(1))[1].missing.all()
+    assert store.info()["n_texts"] == 0 and len(shard_files(store)) == 2
+
+
+# --- what happens while a store is read -------------------------------------------------------
+
+
+def test_a_scan_of_the_folder_that_misses_a_merge_is_made_again(store, monkeypatch):
+    """Made behind the scan, its parts removed before it: such a listing holds neither."""
+    fill(store, keys_of(1, 2))
+    real, calls = shards.list_files, []
+
+    def late(folder, *names):
+        calls.append(folder)
+        return real(folder, *names) if len(calls) > 1 else []
+
+    monkeypatch.setattr(shards, "list_files", late)
+    assert_complete(store, keys_of(1, 2))
+
+
+def test_a_disk_that_fails_half_way_keeps_what_is_known_of_a_text(store, monkeypatch):
+    keys = keys_of(1, 2)
+    store._write(keys, np.array([True, False]), columns_of(values(keys)))
+    shards.RECENT.reset()
+    real = shards.Shard._read_chunk
+
+    def fail(self, file, column, number):
+        if column == (1, "last"):
+            raise OSError(5, "input/output error")
+        return real(self, file, column, number)
+
+    monkeypatch.setattr(shards.Shard, "_read_chunk", fail)
+    _, found = read(store, keys)
+    assert found.missing.all() and found.truncated.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("code", [24, 23, 5, 13, 116])  # EMFILE, ENFILE, EIO, EACCES, ESTALE
+def test_what_cannot_be_read_now_is_a_miss_and_stays(store, monkeypatch, code):
+    fill(store, keys_of(1))
+    shards._open.cache_clear()
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert read(store, keys_of(1))[1].missing.all()
+        store.info()
+        store.verify()
+        store._tidy()
+        VectorStore(store.location, size_limit=1)._scoped(ONE, {})._tidy()
+    assert_complete(store, keys_of(1))
+
+
+def test_a_shard_that_vanishes_is_not_reported_as_damaged(store, monkeypatch):
+    fill(store, keys_of(1))
+    real = shards._parse
+
+    def vanish(path, *rest):
+        shard = real(path, *rest)
+        path.unlink()  # another process has merged it
+        return shard
+
+    monkeypatch.setattr(shards, "_parse", vanish)
+    assert store.verify() == {"n_shards": 0, "n_texts": 0, "damaged": []}
 
 
 class TestWriter:
@@ -318,6 +695,36 @@ class TestWriter:
         assert len(caught) == 1
         assert not list(store._root().rglob("*.tmp"))
 
+    def test_no_memory_for_storing_is_one_warning(self, store, monkeypatch):
+        def fail(*_, **__):
+            raise MemoryError
+
+        monkeypatch.setattr(shards, "write_shard", fail)
+        with (
+            pytest.warns(StoreWarning, match="cannot be stored"),
+            Writer(store, COLUMNS) as writer,
+        ):
+            self.add(writer, 1)
+
+    def test_an_interrupt_is_not_lost_where_nothing_can_be_removed(self, store, monkeypatch):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        def refuse(*_):
+            raise PermissionError(30, "read-only")
+
+        monkeypatch.setattr(os, "replace", interrupt)
+        monkeypatch.setattr(os, "unlink", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            fill(store, keys_of(1))
+
+    def test_the_file_for_people_is_no_reason_to_store_nothing(self, store):
+        store._folder().mkdir(parents=True)
+        (store._folder() / "about.json").mkdir()
+        fill(store, keys_of(1))
+        assert_complete(store, keys_of(1))
+        assert store.info()["models"][0]["n_texts"] == 1
+
     def test_nothing_to_write_makes_no_folder(self, store):
         with warnings.catch_warnings(), Writer(store, COLUMNS):
             pass
@@ -334,6 +741,7 @@ def test_files_of_killed_writers_are_removed_after_an_hour(store):
         (ours[1], 7200, b""),  # killed before the first byte
         (ours[2], 60, begin),
         (ours[3], 7200, b"somebody else's"),
+        (f"skfusion-{'5' * 32}.tmp", -7200, begin),  # the clock was put back
         ("old.tmp", 7200, begin),
     ):
         (folder / name).write_bytes(content)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import pickle
+import shutil
+import socket
+import tempfile
+import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
 import pytest
 from _support import tiny
+from _support.processes import run_python
 from _support.stores import (
     COLUMNS,
     ONE,
@@ -31,6 +39,7 @@ from sklearn.base import clone
 from skfusion import LLMLayerEmbedder, StoreWarning, VectorStore
 from skfusion.embed import session, shards
 from skfusion.embed.shards import MARK
+from skfusion.embed.store import Writer
 
 
 @pytest.fixture
@@ -156,6 +165,170 @@ def test_a_session_folder_with_files_of_others_stays(tmp_path):
     (path / "mine.txt").unlink()
     session._remove(path)
     assert not path.exists()
+
+
+# --- what is no file, and what is another user's ----------------------------------------------
+
+
+def in_time(call: Callable[[], Any]) -> Any:
+    """Opening a FIFO waits for ever; return what a call gives, if it comes back."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "it hangs, or has raised"
+    return found[0]
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)  # its whole path may be too long
+
+
+KINDS = {
+    "fifo": make_fifo,
+    "socket": make_socket,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to(shard_of(path)),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+}
+posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+
+
+def shard_of(path: Path) -> Path:
+    return next(p for p in path.parent.glob("*.safetensors") if p.is_file())
+
+
+@posix
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", [f"{'c' * 32}.safetensors", f"skfusion-{'c' * 32}.tmp", "about.json"]
+)
+def test_what_is_no_file_is_never_opened_counted_or_removed(store, kind, name):
+    fill(store, keys_of(1))
+    (store._folder() / "about.json").unlink()
+    info = in_time(store.info)
+    path = store._folder() / name
+    KINDS[kind](path)
+    os.utime(path, (1, 1), follow_symlinks=False)
+    assert in_time(store.info) == info
+    assert in_time(store.verify) == {"n_shards": 1, "n_texts": 1, "damaged": []}
+    assert in_time(lambda: read(store, keys_of(1, 2)))[1].missing.tolist() == [False, True]
+    for i in range(2, 12):
+        in_time(lambda i=i: fill(store, keys_of(i)) or True)
+        in_time(lambda: store._tidy() or True)
+    assert in_time(store.info)["n_texts"] == 11
+    limited = VectorStore(store.location, size_limit=2000)._scoped(ONE, {})
+    in_time(lambda: limited._tidy() or True)
+    assert in_time(lambda: shards.is_own(path)) is False
+    if name.endswith("safetensors"):
+        with pytest.raises((OSError, shards.DamagedShardError)):
+            raise in_time(lambda: opening(path))
+    in_time(lambda: store.clear() or True)
+    assert [left.name for left in store._folder().iterdir()] == [name]
+
+
+def opening(path: Path) -> BaseException:
+    try:
+        shards.open_shard(path)
+    except Exception as error:
+        return error
+    return AssertionError(f"{path} was opened")
+
+
+@posix
+@pytest.mark.parametrize("kind", ["fifo", "file", "dangling"])
+@pytest.mark.parametrize("where", ["root", "model"])
+def test_a_folder_that_is_none_is_one_warning(tmp_path, kind, where):
+    store = VectorStore(tmp_path)._scoped(ONE, {})
+    path = store._root() if where == "root" else store._folder()
+    path.parent.mkdir(exist_ok=True)
+    {**KINDS, "file": Path.touch}[kind](path)
+    with (
+        pytest.warns(StoreWarning, match="cannot be stored in .*skfusion") as caught,
+        Writer(store, COLUMNS) as writer,
+    ):
+        for i in range(3):
+            writer.add(keys_of(i), np.zeros(1, bool), values(keys_of(i)))
+            writer.flush()
+    assert len(caught) == 1
+    assert in_time(lambda: read(store, keys_of(1)))[1].missing.all()
+    store._tidy()
+    store.clear()
+    for one in (store, VectorStore(tmp_path)):
+        assert one.info()["n_texts"] == one.verify()["n_shards"] == 0
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("depth", [1, 100_000])
+@pytest.mark.parametrize("form", ['{"%s": "about", "x": %s}', '{"%s": %s, "fingerprint": "/etc"}'])
+def test_a_strange_file_for_people_is_left_out(store, form, depth):
+    fill(store, keys_of(1))
+    text = form % (MARK, "[" * depth + "]" * depth)
+    (store._folder() / "about.json").write_text(text)
+    (model,) = store.info()["models"]
+    assert model["fingerprint"] == ONE and model["n_texts"] == 1
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user reaches, as a group's is."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_a_folder_where_files_of_others_cannot_be_removed(shared, mode):
+    """With the sticky bit one may add files there, and not remove those of others."""
+    store = VectorStore(shared)._scoped(ONE, {})
+    for i in range(9):
+        fill(store, keys_of(i))
+    damaged = shard_files(store)[0]
+    raw = bytearray(damaged.read_bytes())
+    raw[-1] ^= 1
+    damaged.write_bytes(raw)
+    store._folder().chmod(mode)
+    code = f"""
+import json, os, warnings
+from _support.stores import *
+from _support.stores import ONE
+from skfusion.embed.store import Writer
+store = VectorStore({str(shared)!r})._scoped(ONE, {{}})
+limited = VectorStore({str(shared)!r}, size_limit=9000)._scoped(ONE, {{}})
+keys = keys_of(*range(9))
+VectorStore({str(shared / "other")!r})._scoped(ONE, {{}})._tidy()  # what is imported late
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+def files():
+    return [(path.name, path.stat().st_mtime_ns) for path in shard_files(store)]
+before = files()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        missing = int(read(store, keys)[1].missing.sum())
+        store._tidy(), store.info(), store.verify()
+result = [missing, len(caught), files() == before]
+counts = []
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for i in range(40):
+        with Writer(limited if i % 2 else store, COLUMNS) as writer:
+            writer.add(keys_of(100 + i), np.zeros(1, bool), values(keys_of(100 + i)))
+        store._tidy()
+        counts.append(len(files()))
+    limited._tidy(), read(store, keys)
+gone = len(set(dict(before)) - set(dict(files())))
+print(json.dumps([*result, max(counts), gone]))
+"""
+    missing, n_warnings, unchanged, most, gone = json.loads(run_python(code))
+    assert missing == 1 and n_warnings == 1 and unchanged
+    assert most <= 9 + 15 and gone == 0
 
 
 # --- the fingerprint --------------------------------------------------------------------------
@@ -324,12 +497,12 @@ def test_memory_is_bounded_in_bytes_and_keeps_what_was_used_last(store, disk, mo
     assert not shards.RECENT._chunks and shards.RECENT._bytes == 0
 
 
-def test_a_removed_or_replaced_shard_is_not_served(store, disk):
+def test_a_removed_or_replaced_shard_is_not_served(store, disk, tmp_path):
     keys = keys_of(*range(64))
     fill(store, keys)
     assert_complete(store, keys)
     path = shard_files(store)[0]
-    other = VectorStore(store.location)._scoped(OTHER, {})
+    other = VectorStore(tmp_path / "other")._scoped(ONE, {})
     other._write(keys, np.zeros(64, bool), {c: values(keys, 1) + 1 for c in COLUMNS})
     raw = shard_files(other)[-1].read_bytes()
     assert len(raw) == path.stat().st_size
