@@ -5,11 +5,12 @@ Nothing here names transformers (`loading` does), so that any module with a forw
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from .batching import pad
 
 if TYPE_CHECKING:
     import torch
+
+    from .identity import Kept
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
@@ -95,6 +98,7 @@ class Backbone:
         self._body = _body(model)
         # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
         self._lock = threading.RLock()
+        self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
         self._hooks_agree: bool | None = None  # set by the first pass, see forward.py
         self._digest: tuple[Any, str] | None = None
         self._shape: tuple[int, int] | None = None
@@ -134,7 +138,9 @@ class Backbone:
                 self._shape = shape(config)
             except ValueError:
                 # A stub without a config: one token tells.
-                states = self._run(*self._batch([[self._pad_id]]), all_states=True).hidden_states
+                with self._computing():
+                    output = self._run(*self._batch([[self._pad_id]]), all_states=True)
+                states = output.hidden_states
                 self._shape = len(states) - 1, int(states[-1].shape[-1])
         return self._shape
 
@@ -266,8 +272,24 @@ class Backbone:
             for name, value in wanted.items()
             if value is not None and (takes_any or name in accepted)
         }
-        with torch.inference_mode():
-            return self._body(input_ids=ids, attention_mask=mask.long(), **options)
+        try:
+            with torch.inference_mode():
+                return self._body(input_ids=ids, attention_mask=mask.long(), **options)
+        finally:
+            if self._kept is not None:
+                self._kept.restore()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Hold the lock, and keep the model in evaluation mode and as it is over each forward."""
+        from .identity import computing
+
+        with self._lock, computing(self._body) as kept:
+            before, self._kept = self._kept, kept
+            try:
+                yield
+            finally:
+                self._kept = before
 
     def _blocks(self) -> tuple[list[Any], bool]:
         """Return the modules whose outputs are the hidden states 1 to L, none if not found.

@@ -6,6 +6,7 @@ Imported when a model runs, for it imports torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class ForwardPass:
     Hooks on the blocks pool each hidden state while it is there, so that those of two blocks are
     never alive together, and the pass ends behind the last layer that is wanted. Models whose
     blocks cannot be found, or do not return the hidden states, are asked for all states. As a
-    context manager it holds the backbone's lock and removes its hooks at the end.
+    context manager it holds the backbone's lock, keeps the model in evaluation mode, and removes
+    its hooks at the end.
     """
 
     def __init__(self, backbone: Backbone, columns: Sequence[Column]) -> None:
@@ -41,12 +43,13 @@ class ForwardPass:
         self._deepest = max(layer for layer, _ in columns)
         self._depth = backbone.n_layers
         self._handles: list[Any] = []
+        self._held = ExitStack()
         self._mask: Tensor | None = None
         self._seen: dict[int, Tensor] | None = None
         self._pooled: dict[Column, Tensor] = {}
 
     def __enter__(self) -> ForwardPass:
-        self._backbone._lock.acquire()
+        self._held.enter_context(self._backbone._computing())
         try:
             blocks, certain = self._backbone._blocks()
             if self._backbone._hooks_agree is None and (certain or not blocks):
@@ -60,7 +63,7 @@ class ForwardPass:
 
     def __exit__(self, *raised: object) -> None:
         self._unhook()
-        self._backbone._lock.release()
+        self._held.close()
 
     def _unhook(self) -> None:
         for handle in self._handles:
