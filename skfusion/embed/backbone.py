@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from .identity import Kept
+    from .probe import Probe
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
@@ -99,7 +100,7 @@ class Backbone:
         # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
         self._lock = threading.RLock()
         self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
-        self._hooks_agree: bool | None = None  # set by the first pass, see forward.py
+        self._probe: Probe | None = None  # set by the first pass
         self._digest: tuple[Any, str] | None = None
         self._shape: tuple[int, int] | None = None
 
@@ -165,8 +166,16 @@ class Backbone:
         return self._first_id("pad_token_id", "eos_token_id")
 
     def _first_id(self, *names: str) -> int:
-        ids = (getattr(self.tokenizer, name, None) for name in names)
-        return next((int(i) for i in ids if i is not None), 0)
+        # A pad token that was added to the tokenizer alone is in no row of the model's table.
+        ids, n = (getattr(self.tokenizer, name, None) for name in names), self._vocabulary_size()
+        return next((int(i) for i in ids if i is not None and (n is None or i < n)), 0)
+
+    def _vocabulary_size(self) -> int | None:
+        """Rows of the table of embeddings, if the model tells."""
+        try:
+            return int(self._body.get_input_embeddings().weight.shape[0])
+        except Exception:  # whatever a model without such a table raises
+            return None
 
     def _source(self) -> Source:
         """Return what `resolve` returns for a model that is not loaded."""
@@ -262,9 +271,13 @@ class Backbone:
         """Run the model's forward; default positions are right, as padding stands on the right."""
         import torch
 
-        wanted = {"token_type_ids": types, "use_cache": False, "return_dict": True}
-        if all_states:
-            wanted["output_hidden_states"] = True
+        wanted = {
+            "attention_mask": mask.long(),
+            "token_type_ids": types,
+            "use_cache": False,
+            "return_dict": True,
+            "output_hidden_states": all_states or None,
+        }
         accepted = inspect.signature(self._body.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         options = {
@@ -274,7 +287,17 @@ class Backbone:
         }
         try:
             with torch.inference_mode():
-                return self._body(input_ids=ids, attention_mask=mask.long(), **options)
+                return self._body(input_ids=ids, **options)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise RuntimeError(
+                f"The forward of {self!r} failed with {type(error).__name__}: {error}. It was "
+                f"given {ids.shape[0]} texts of up to {ids.shape[1]} tokens. Check that the "
+                f"tokenizer is the model's own (the model has {self._vocabulary_size()} token "
+                f"ids), that texts are not longer than it can take (max_length=), and that it "
+                f"runs by itself: model(**tokenizer(['text'], return_tensors='pt'))."
+            ) from error
         finally:
             if self._kept is not None:
                 self._kept.restore()
@@ -291,10 +314,10 @@ class Backbone:
             finally:
                 self._kept = before
 
-    def _blocks(self) -> tuple[list[Any], bool]:
-        """Return the modules whose outputs are the hidden states 1 to L, none if not found.
+    def _blocks(self) -> list[Any]:
+        """Return the modules whose outputs should be the hidden states 1 to L, none if not found.
 
-        And whether the model itself declares them to be; if not, the first pass must compare.
+        Those that the model itself declares to be, if it does.
         """
         declared = _declared_blocks(self._body)
         found: list[list[Any]] = []
@@ -304,9 +327,9 @@ class Backbone:
             blocks = list(module)
             if len(set(map(id, blocks))) == len(blocks):
                 if declared and isinstance(blocks[0], declared):
-                    return blocks, all(isinstance(block, declared) for block in blocks)
+                    return blocks
                 found.append(blocks)
-        return (found[0] if found else []), False
+        return found[0] if found else []
 
 
 @dataclass(frozen=True)
@@ -342,6 +365,16 @@ def _declared_blocks(model: Any) -> tuple[type, ...]:
             if isinstance(kind, type) and getattr(entry, "index", 0) == 0:
                 classes.append(kind)
     return tuple(classes)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may help."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory")
+    return any(words in str(error).lower() for words in signs)
 
 
 def _tokenizer_state(tokenizer: Any) -> Any:

@@ -1,0 +1,323 @@
+"""How a model can be run so that each text's vectors are its own: found out once, by short texts.
+
+Imported when a model runs, for it imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone, position_limit
+from .shards import Column
+
+#: Ways to make batches, from the fastest to the one that is always right.
+_WAYS = ("padded", "equal", "single")
+#: Largest change of a token's state, relative to its norm, that is rounding. Over 60 families of
+#: tiny models it is 3e-6, 4e-3 and 3e-2; families that padding changes are at 2e-1 and more.
+_ROUNDING = {torch.float16: 0.02, torch.bfloat16: 0.1}
+_ROUNDING_FLOAT32 = 1e-4
+
+_TEXT = (
+    "The quick brown fox jumps over the lazy dog, and nobody has seen where it went since then."
+)
+_SHORT, _LONG = 5, 16
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What short texts showed of a model."""
+
+    identity: str  # of the model that was looked at
+    hooks: bool  # its blocks return the hidden states that it gives when asked for all
+    last: str  # where layer L is read: "output", else "state" or "block", before a projection
+    unusable: Mapping[int, str] = field(default_factory=dict)  # layers, and what is wrong
+    batches: str = "padded"  # or of texts of "equal" length, or a "single" text at a time
+    seeded: bool = False  # it draws random numbers, from the same seed for each batch then
+
+
+def look(backbone: Backbone, identity: str | None = None) -> Probe:
+    """Return what is known of a model, looking at it on first use and after it has changed."""
+    with backbone._lock:
+        known = backbone._probe
+        if known is None or identity not in (None, known.identity):
+            identity = identity or backbone._identity()
+            with backbone._computing(), torch.inference_mode(), seeded():
+                known = backbone._probe = _Look(backbone).find_out(identity)
+        return known
+
+
+def usable_columns(
+    backbone: Backbone, identity: str, asked: Sequence[Column], computed: Sequence[Column]
+) -> list[Column]:
+    """Leave out the layers that cannot be pooled, unless they are asked for: a ValueError."""
+    unusable = look(backbone, identity).unusable
+    for layer, _ in asked:
+        if layer in unusable:
+            raise unusable_layer(backbone, layer, unusable[layer], unusable)
+    return [column for column in computed if column[0] not in unusable]
+
+
+def unusable_layer(
+    backbone: Backbone, layer: int, reason: str, unusable: Mapping[int, str]
+) -> ValueError:
+    """Return an error that says which layers can be used instead."""
+    others = [k for k in range(backbone.n_layers + 1) if k != layer and k not in unusable]
+    return ValueError(
+        f"Layer {layer} of {backbone!r} cannot be pooled: {reason}. Layers that can be used: "
+        f"{', '.join(map(str, others)) or 'none'}. Choose among them with layer= (and, where all "
+        f"layers are looked at, with memory=VectorStore(..., layers=[...]))."
+    )
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Draw random numbers from the same seed, and leave torch's generators as they were."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        yield
+
+
+@contextlib.contextmanager
+def tapped(blocks: Sequence[Any], see: Callable[[int, Any], None], n: int) -> Iterator[None]:
+    """Hand on what enters the first block, as layer 0, and what the first `n` return."""
+
+    def first(output: Any) -> Any:
+        return output[0] if isinstance(output, tuple | list) and output else output
+
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        see(0, args[0] if args else kwargs.get("hidden_states"))
+
+    with contextlib.ExitStack() as handles:
+        handles.callback(blocks[0].register_forward_pre_hook(before, with_kwargs=True).remove)
+        for k, block in enumerate(blocks[:n], start=1):
+
+            def after(module: Any, args: Any, output: Any, k: int = k) -> None:
+                see(k, first(output))
+
+            handles.callback(block.register_forward_hook(after).remove)
+        yield
+
+
+def all_states(backbone: Backbone, output: Any) -> list[Tensor]:
+    """Return the hidden states of an output; their number must be as the config says."""
+    states = list(getattr(output, "hidden_states", None) or [])
+    depth = backbone.n_layers
+    if not states:
+        raise ValueError(
+            f"{backbone!r} returns no hidden_states when asked for them with "
+            f"output_hidden_states=True. Give it a forward that does, as transformers models have."
+        )
+    if len(states) != depth + 1:
+        raise ValueError(
+            f"{backbone!r} returns {len(states)} hidden states, but its config says {depth} "
+            f"layers (hence {depth + 1} states), so that it is not known which is which. Give a "
+            f"Backbone whose model returns one state before and one behind each block."
+        )
+    return states
+
+
+def real_tokens(state: Any, shape: tuple[int, int, int], last: Any) -> Tensor | None:
+    """Return a hidden state without what the model has padded inside, None if it is no such.
+
+    `shape` is what a state of this batch has. A model that pads to whole blocks does so on the
+    right, and leaves the padding out of its last state.
+    """
+    rows, n_tokens, width = shape
+    if not isinstance(state, Tensor) or state.dim() != 3:
+        return None
+    if state.shape[0] != rows or state.shape[2] != width:
+        return None
+    padded_inside = state.shape[1] > n_tokens and _n_tokens(last) == n_tokens
+    if state.shape[1] != n_tokens and not padded_inside:
+        return None
+    return state[:, :n_tokens]
+
+
+def misshapen(state: Any, shape: tuple[int, int, int]) -> str:
+    """Say what a state is that cannot be pooled, and what it should be."""
+    found = f"shape {tuple(state.shape)}" if isinstance(state, Tensor) else type(state).__name__
+    return (
+        f"its state is of {found}, where {shape[0]} texts of {shape[1]} tokens and width "
+        f"{shape[2]} need the shape {shape}"
+    )
+
+
+class _Look:
+    """One look at a model: a short text alone, and beside others."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+        self.text, self.mate, self.longer = _rows(backbone)
+        self.shape = (1, len(self.text), backbone.width)
+        self.depth = backbone.n_layers
+
+    def find_out(self, identity: str) -> Probe:
+        """Run the text alone, and then as often as is needed."""
+        before = self._random_state()
+        output, seen = self._watched()
+        seeded = not torch.equal(before, self._random_state())
+        states, last = all_states(self.backbone, output), _last(output)
+        hooks = self._agree(seen, states)
+        # Layer L is the model's own output where its width is that of the others.
+        ends = {"output": last, "state": states[-1], "block": seen[-1][1] if hooks else None}
+        fit = [where for where, state in ends.items() if self._fits(state, last)]
+        where = fit[0] if fit else "output"
+        states[-1] = ends[where]
+        self.unusable = {
+            k: misshapen(state, self.shape)
+            for k, state in enumerate(states)
+            if not self._fits(state, last)
+        }
+        return Probe(
+            identity,
+            hooks=hooks and where != "state",
+            last=where,
+            unusable=self.unusable,
+            batches=self._batches(self._compared(output), seeded),
+            seeded=seeded,
+        )
+
+    def _watched(self) -> tuple[Any, list[tuple[int, Any]]]:
+        """Run the text alone; what its blocks return is watched where that works."""
+        seen: list[tuple[int, Any]] = []
+
+        def see(layer: int, value: Any) -> None:
+            # A copy, for a later block may write into it.
+            seen.append((layer, value.clone() if isinstance(value, Tensor) else value))
+
+        try:
+            with tapped(self.backbone._blocks(), see, self.depth):
+                return self._run([self.text]), seen
+        except Exception:  # without hooks it may work; if not, the error says why
+            return self._run([self.text]), []
+
+    def _agree(self, seen: list[tuple[int, Any]], states: Sequence[Any]) -> bool:
+        """Whether the blocks, each called once, returned what the model itself says."""
+        try:
+            return [k for k, _ in seen] == list(range(len(states))) and all(
+                torch.equal(value, states[k]) for k, value in seen[:-1]
+            )
+        except Exception:  # what cannot be compared does not agree: dicts, other devices, None
+            return False
+
+    def _batches(self, alone: list[Tensor], drew: bool) -> str:
+        """Return how batches must be made for the text to be as it is alone."""
+        way = by_config(self.backbone)
+        if drew and not all(map(torch.equal, alone, self._again([self.text]))):
+            way = "single"
+        if way == "padded" and not self._same(alone, self._again([self.text, self.longer])):
+            way = "equal"
+        if way == "equal" and not self._same(alone, self._again([self.text, self.mate])):
+            way = "single"
+        if way == "single":
+            torch.manual_seed(0)
+            one = self._again([self.text])
+            torch.manual_seed(0)
+            if not self._same(one, self._again([self.text])):
+                raise ValueError(
+                    f"{self.backbone!r} returns other hidden states each time for the same text, "
+                    f"so that its vectors would mean nothing. Switch off what is random in it "
+                    f"(dropout, sampling, noise), or let its forward set a seed of its own."
+                )
+        return way
+
+    def _run(self, rows: list[list[int]]) -> Any:
+        return self.backbone._run(*self.backbone._batch(rows), all_states=True)
+
+    def _again(self, rows: list[list[int]]) -> list[Tensor]:
+        """Return the states of the text in another batch, none where that fails."""
+        try:
+            return self._compared(self._run(rows))
+        except Exception:
+            return []
+
+    def _fits(self, state: Any, last: Any) -> bool:
+        return real_tokens(state, self.shape, last) is not None
+
+    def _compared(self, output: Any) -> list[Tensor]:
+        """Return the real tokens of the text, the first row, in each state that can be used."""
+        inner = all_states(self.backbone, output)[:-1]
+        states = [s for k, s in enumerate(inner) if k not in self.unusable] + [_last(output)]
+        return [s[0, : len(self.text)] for s in states if isinstance(s, Tensor)]
+
+    def _same(self, alone: list[Tensor], other: list[Tensor]) -> bool:
+        """Whether states differ by rounding alone."""
+        return len(alone) == len(other) and all(map(_is_close, alone, other))
+
+    def _random_state(self) -> Tensor:
+        device = self.backbone._device
+        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _last(output: Any) -> Any:
+    return getattr(output, "last_hidden_state", None)
+
+
+def _n_tokens(state: Any) -> int | None:
+    return state.shape[1] if isinstance(state, Tensor) and state.dim() == 3 else None
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    tolerance = _ROUNDING.get(one.dtype, _ROUNDING_FLOAT32)
+    one, other = one.float(), other.to(one.device).float()
+    same = (one == other) | (one.isnan() & other.isnan())
+    change = torch.linalg.vector_norm((one - other).masked_fill(same, 0.0), dim=-1)
+    return bool((change <= tolerance * torch.linalg.vector_norm(one, dim=-1) + 1e-12).all())
+
+
+def _rows(backbone: Backbone) -> tuple[list[int], list[int], list[int]]:
+    """Return token ids of a short text, of another that is as long, and of a longer one."""
+    try:
+        ids = backbone._tokenize([_TEXT], None, None).ids[0]
+    except Exception:  # a tokenizer of another language than ours
+        ids = []
+    valid = backbone._vocabulary_size()
+    ids = [i for i in ids if valid is None or 0 <= i < valid] or list(range(valid or 2))[:_LONG]
+    ids = (ids * _LONG)[:_LONG]
+    limit = position_limit(getattr(backbone._body, "config", None))[0] or _LONG
+    n = max(1, min(_SHORT, limit - 1))
+    return ids[:n], ids[-n:], ids[: min(_LONG, limit)]
+
+
+def by_config(backbone: Backbone) -> str:
+    """Return the way of batches that a model asks for, where a short text cannot show it."""
+    modules: Any = getattr(backbone._body, "modules", list)()
+    if any("quantized.dynamic" in type(module).__module__ for module in modules):
+        return "single"  # the scale of its activations is that of the whole batch
+    config: Any = getattr(backbone._body, "config", None)
+    settings = _settings(config.to_dict() if hasattr(config, "to_dict") else {})
+    return max((_by_setting(*setting) for setting in settings), key=_WAYS.index, default="padded")
+
+
+def _by_setting(name: str, value: Any) -> str:
+    # Hashes are random, experts full, and outliers found, by what else is in the batch.
+    if (name, value) in {("attn_layers", "lsh"), ("load_in_8bit", True)}:
+        return "single"
+    if name == "moe_eval_capacity_token_fraction" and value != 1:
+        return "single"
+    # Frequencies are chosen, or blocks made, by the longest text.
+    if name in ("rope_type", "type") and ("dynamic" in str(value) or value in ("longrope", "su")):
+        return "equal"
+    if (name, value) in {("attention_type", "block_sparse"), ("use_dynamic_ntk", True)}:
+        return "equal"
+    return "padded"
+
+
+def _settings(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all names and plain values of a config, those of its parts too."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _settings(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _settings(part, name)
+    else:
+        yield name, value
