@@ -165,7 +165,7 @@ def run_batches(
     backbone: Backbone, forward: ForwardPass, tokens: Tokens, budget: Budget, store_dtype: str
 ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
     """Yield each batch's rows and their vectors, in smaller batches once memory has run out."""
-    lengths, way = tokens.lengths(), look(backbone).batches
+    lengths, way = tokens.lengths(), look(backbone).batching
 
     def plan(rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
         most = 1 if way == "single" else budget.rows

@@ -23,9 +23,7 @@ _WAYS = ("padded", "equal", "single")
 _ROUNDING = {torch.float16: 0.02, torch.bfloat16: 0.1}
 _ROUNDING_FLOAT32 = 1e-4
 
-_TEXT = (
-    "The quick brown fox jumps over the lazy dog, and nobody has seen where it went since then."
-)
+_TEXT = "The quick brown fox jumps over the lazy dog, and nobody has seen where it went then."
 _SHORT, _LONG = 5, 16
 
 
@@ -37,7 +35,7 @@ class Probe:
     hooks: bool  # its blocks return the hidden states that it gives when asked for all
     last: str  # where layer L is read: "output", else "state" or "block", before a projection
     unusable: Mapping[int, str] = field(default_factory=dict)  # layers, and what is wrong
-    batches: str = "padded"  # or of texts of "equal" length, or a "single" text at a time
+    batching: str = "padded"  # or of texts of "equal" length, or a "single" text at a time
     seeded: bool = False  # it draws random numbers, from the same seed for each batch then
 
 
@@ -179,7 +177,7 @@ class _Look:
             hooks=hooks and where != "state",
             last=where,
             unusable=self.unusable,
-            batches=self._batches(self._compared(output), seeded),
+            batching=self._batching(self._compared(output), seeded),
             seeded=seeded,
         )
 
@@ -206,7 +204,7 @@ class _Look:
         except Exception:  # what cannot be compared does not agree: dicts, other devices, None
             return False
 
-    def _batches(self, alone: list[Tensor], drew: bool) -> str:
+    def _batching(self, alone: list[Tensor], drew: bool) -> str:
         """Return how batches must be made for the text to be as it is alone."""
         way = by_config(self.backbone)
         if drew and not all(map(torch.equal, alone, self._again([self.text]))):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 import torch
 from _support import tiny
-from _support.doubles import CountingEmbedder, read_log, probed, stub
+from _support.doubles import CountingEmbedder, probed, read_log, stub
 from _support.processes import run_python
 from _support.tiny import tiny_texts
 from sklearn.base import clone

@@ -106,7 +106,7 @@ def test_the_pass_stops_behind_the_deepest_layer(folder, tmp_path, kind, layer, 
 def test_models_without_usable_blocks_fall_back(kind):
     backbone = probed(Backbone(tiny.make_model(kind), tiny.make_tokenizer()))
     assert backbone._probe.hooks is (kind in tiny.HOOKED)
-    assert backbone._probe.batches == "padded"
+    assert backbone._probe.batching == "padded"
 
 
 def test_no_text_passes_through_the_model_twice():
