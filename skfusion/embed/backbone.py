@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batching import pad
+from .body import check_type, find_body, position_limit, shape, table_rows
 
 if TYPE_CHECKING:
     import torch
@@ -27,16 +29,6 @@ if TYPE_CHECKING:
     from .probe import Probe
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
-
-# Their position ids start behind the padding id, so that the table's first rows are never used.
-# fmt: off
-_OFFSET_POSITIONS = frozenset({
-    "bridgetower", "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt",
-    "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
-})
-# fmt: on
-
 
 @dataclass(frozen=True)
 class Source:
@@ -94,9 +86,24 @@ class Backbone:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
+        if not callable(getattr(model, "forward", None)):
+            raise TypeError(
+                f"Backbone(model, tokenizer): model must be a torch module with a forward; got "
+                f"{model!r}. A hub id or folder is given to LLMLayerEmbedder itself."
+            )
+        if type(tokenizer).__name__.endswith("Processor"):  # of texts and pictures
+            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        if not callable(tokenizer):
+            raise TypeError(
+                f"Backbone(model, tokenizer): tokenizer must be callable with a list of texts; got "
+                f"{tokenizer!r}. Use transformers.AutoTokenizer.from_pretrained(...), or "
+                f"PreTrainedTokenizerFast(tokenizer_object=...) around one of tokenizers."
+            )
         self.model = model
         self.tokenizer = tokenizer
-        self._body = _body(model)
+        self._body = find_body(model)
+        # A few encoders have none of their own.
+        self._config = getattr(self._body, "config", None) or getattr(model, "config", None)
         # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
         self._lock = threading.RLock()
         self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
@@ -134,9 +141,8 @@ class Backbone:
 
     def _depth_and_width(self) -> tuple[int, int]:
         if self._shape is None:
-            config = getattr(self._body, "config", None)
             try:
-                self._shape = shape(config)
+                self._shape = shape(self._config)
             except ValueError:
                 # A stub without a config: one token tells.
                 with self._computing():
@@ -157,8 +163,9 @@ class Backbone:
         """Where the input goes; the blocks of a dispatched model may be elsewhere."""
         import torch
 
-        tensor = next(iter(getattr(self._body, "parameters", list)()), None)
-        return torch.device("cpu") if tensor is None else tensor.device
+        tensors = getattr(self._body, "parameters", list)()
+        devices = (t.device for t in tensors if not t.is_meta)  # those are offloaded
+        return next(devices, torch.device("cpu"))
 
     @property
     def _pad_id(self) -> int:
@@ -166,20 +173,57 @@ class Backbone:
         return self._first_id("pad_token_id", "eos_token_id")
 
     def _first_id(self, *names: str) -> int:
-        # A pad token that was added to the tokenizer alone is in no row of the model's table.
-        ids, n = (getattr(self.tokenizer, name, None) for name in names), self._vocabulary_size()
-        return next((int(i) for i in ids if i is not None and (n is None or i < n)), 0)
+        ids = (getattr(self.tokenizer, name, None) for name in names)
+        known = self._vocabulary or np.inf  # a pad token may have been added to the tokenizer alone
+        return next((int(i) for i in ids if i is not None and 0 <= i < known), 0)
 
-    def _vocabulary_size(self) -> int | None:
-        """Rows of the table of embeddings, if the model tells."""
+    @cached_property
+    def _vocabulary(self) -> int | None:
+        """Number of token ids that the embedding table has rows for, None where it has no table."""
         try:
-            return int(self._body.get_input_embeddings().weight.shape[0])
-        except Exception:  # whatever a model without such a table raises
+            weight = self._body.get_input_embeddings().weight
+        except (AttributeError, NotImplementedError):  # a stub, or a module without the method
             return None
+        return len(weight) if getattr(weight, "ndim", 0) == 2 else None
+
+    @cached_property
+    def _table_rows(self) -> int | None:
+        return table_rows(self._body)
+
+    def _check(self) -> None:
+        """Refuse a model that is none of texts, or whose weights are not where they can be used."""
+        read = getattr(self._body, "main_input_name", "input_ids")
+        if read != "input_ids":
+            raise ValueError(
+                f"Cannot embed with {self!r}: its {type(self._body).__name__} reads {read}, and "
+                f"not the tokens of texts. Use a language model, or the text part of this one."
+            )
+        try:
+            check_type(self._config)
+        except ValueError as error:
+            raise ValueError(f"Cannot embed with {self!r}: {error}") from None
+        modules = list(getattr(self._body, "modules", list)())
+        devices = {str(t.device) for t in getattr(self._body, "parameters", list)()}
+        dispatched = any(hasattr(module, "_hf_hook") for module in modules)
+        if "meta" in devices:
+            offloaded = "offloaded to the CPU or the disk" if dispatched else "on the meta device"
+            raise ValueError(
+                f"Cannot embed with {self!r}: some of its weights are {offloaded}, where their "
+                f"values cannot be told. Load it whole, or give LLMLayerEmbedder its hub id or "
+                f"folder and device='auto'."
+            )
+        if len(devices) > 1 and not dispatched:
+            raise ValueError(
+                f"Cannot embed with {self!r}: its weights are on {', '.join(sorted(devices))}. "
+                f"Move all to one device with model.to(...), or load it with device_map='auto'."
+            )
 
     def _source(self) -> Source:
         """Return what `resolve` returns for a model that is not loaded."""
-        positions, fixed = position_limit(getattr(self._body, "config", None))
+        self._check()
+        positions, fixed = position_limit(self._config)
+        if self._table_rows is not None:
+            positions, fixed = min(positions or self._table_rows, self._table_rows), True
         return Source(
             name=repr(self),
             location="",
@@ -224,14 +268,14 @@ class Backbone:
         limit = max_length
         if limit is None:
             limits = getattr(self.tokenizer, "model_max_length", None), max_positions
-            limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
-        options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
-        encoded = self.tokenizer(list(texts), padding=False, **options)
-        ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
-        types = encoded.get("token_type_ids")
-        if types is not None and not any(map(any, types)):
-            types = None  # all zero is what every model assumes
-        fast = getattr(encoded, "encodings", None)
+            known = [int(n) for n in (*limits, self._table_rows) if n is not None and n < _NO_LIMIT]
+            limit = min(known, default=None)
+        elif self._table_rows is not None and limit > self._table_rows:
+            raise ValueError(
+                f"max_length={limit} is more than the {self._table_rows} positions that "
+                f"{self!r} has. Use at most {self._table_rows}, or None for that."
+            )
+        ids, types, fast = self._encode(texts, limit)
         cut = np.zeros(len(ids), dtype=bool)
         for i, row in enumerate(ids):
             if limit is not None and len(row) >= limit:
@@ -245,6 +289,66 @@ class Backbone:
                 if types is not None:
                     types[i] = [0]
         return Tokens(ids, types, cut)
+
+    def _encode(
+        self, texts: Sequence[str], limit: int | None
+    ) -> tuple[list[list[int]], list[list[int]] | None, Any]:
+        """Return ids, types and encodings of texts, once they are known to fit the model."""
+        options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
+        try:
+            special = int(getattr(self.tokenizer, "num_special_tokens_to_add", int)())
+            if limit is not None and limit <= special:
+                raise ValueError(
+                    f"max_length={limit} leaves no room for a text beside the {special} special "
+                    f"tokens of {type(self.tokenizer).__name__}. Use at least {special + 1}."
+                )
+            encoded = self.tokenizer(list(texts), padding=False, **options)
+            ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
+            highest = max((max(row) for row in ids if row), default=0)
+            lowest = min((min(row) for row in ids if row), default=0)
+            if len(ids) != len(texts) or (limit is not None and max(map(len, ids)) > limit):
+                lengths = [len(row) for row in ids]
+                raise IndexError(f"lists of {lengths} ids for {len(texts)} texts")
+        except (AttributeError, LookupError, NotImplementedError, TypeError) as error:
+            raise TypeError(
+                f"{type(self.tokenizer).__name__} cannot be used as a tokenizer: called with a "
+                f"list of texts, padding=False, truncation={limit is not None} and "
+                f"max_length={limit}, it must return a mapping whose 'input_ids' are a list of "
+                f"whole numbers for each text, of at most that length. Use one of "
+                f"transformers.AutoTokenizer. ({type(error).__name__}: {error})"
+            ) from error
+        self._check_ids(texts, ids, lowest, highest)
+        types = encoded.get("token_type_ids")
+        if types is not None and not any(map(any, types)):
+            types = None  # all zero is what every model assumes
+        if types is not None:
+            self._check_types(max(map(max, filter(None, types))))
+        return ids, types, getattr(encoded, "encodings", None)
+
+    def _check_ids(
+        self, texts: Sequence[str], ids: list[list[int]], lowest: int, highest: int
+    ) -> None:
+        """Refuse token ids that the embedding table has no row for."""
+        rows = self._vocabulary
+        if lowest >= 0 and (rows is None or highest < rows):
+            return
+        wrong = lowest if lowest < 0 else highest
+        text = texts[next(i for i, row in enumerate(ids) if wrong in row)]
+        raise ValueError(
+            f"The tokenizer turns {text[:60]!r} into the token id {wrong}, but the model's embedding "
+            f"table has {rows} rows. Use the model's own tokenizer, or, where tokens were added to "
+            f"it, model.resize_token_embeddings(len(tokenizer))."
+        )
+
+    def _check_types(self, highest: int) -> None:
+        """Refuse token types that the model has no row for."""
+        rows = getattr(self._config, "type_vocab_size", None)
+        takes = "token_type_ids" in inspect.signature(self._body.forward).parameters
+        if takes and isinstance(rows, int) and 0 < rows <= highest:
+            raise ValueError(
+                f"The tokenizer gives the token type {highest}, but the model knows {rows} "
+                f"(type_vocab_size). Use the model's own tokenizer."
+            )
 
     def _batch(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
@@ -294,7 +398,7 @@ class Backbone:
             raise RuntimeError(
                 f"The forward of {self!r} failed with {type(error).__name__}: {error}. It was "
                 f"given {ids.shape[0]} texts of up to {ids.shape[1]} tokens. Check that the "
-                f"tokenizer is the model's own (the model has {self._vocabulary_size()} token "
+                f"tokenizer is the model's own (the model has {self._vocabulary} token "
                 f"ids), that texts are not longer than it can take (max_length=), and that it "
                 f"runs by itself: model(**tokenizer(['text'], return_tensors='pt'))."
             ) from error
@@ -345,16 +449,6 @@ class Tokens:
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
 
-def _body(model: Any) -> Any:
-    """Leave out task heads and decoders: only hidden states are wanted."""
-    body = getattr(model, "base_model", None)  # a transformers model has one, a stub has not
-    if body is None or not hasattr(body, "config"):
-        return model
-    if getattr(body.config, "is_encoder_decoder", False) and hasattr(body, "get_encoder"):
-        return body.get_encoder() or body
-    return body
-
-
 def _declared_blocks(model: Any) -> tuple[type, ...]:
     """Classes whose first output transformers itself records as a hidden state."""
     classes: list[type] = []
@@ -393,31 +487,3 @@ def _opaque_state(thing: Any) -> str:
         return str(joblib.hash((type(thing).__qualname__, thing)))
     except Exception:  # whatever its pickling raises: it cannot be identified beyond this process
         return f"{type(thing).__qualname__}:{os.getpid()}:{id(thing)}"
-
-
-def shape(config: Any) -> tuple[int, int]:
-    """Return depth and width of the text part."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    depth = getattr(text, "num_hidden_layers", None)
-    width = getattr(text, "hidden_size", None)
-    if not isinstance(depth, int) or not isinstance(width, int):
-        raise ValueError(
-            "its config names no num_hidden_layers and hidden_size, so it is not known to be a "
-            "language model."
-        )
-    return depth, width
-
-
-def position_limit(config: Any) -> tuple[int | None, bool]:
-    """Return the most tokens that the model takes, and whether a table of positions ends there."""
-    if config is None:
-        return None, False
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = getattr(text, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None, False
-    if getattr(text, "model_type", "") in _OFFSET_POSITIONS:
-        # MPNet's padding id is 1 whatever its config says.
-        positions -= max(getattr(text, "pad_token_id", None) or 0, 1) + 1
-    rotary = any(getattr(text, name, None) for name in ("rope_parameters", "rope_theta"))
-    return positions, not rotary

@@ -18,7 +18,16 @@ from torch import Tensor
 from .backbone import Backbone, Tokens, is_out_of_memory
 from .batching import AUTO_BATCH_TOKENS, plan_batches
 from .pooling import POOLINGS
-from .probe import all_states, look, misshapen, real_tokens, seeded, tapped, unusable_layer
+from .probe import (
+    all_states,
+    last_state,
+    look,
+    misshapen,
+    real_tokens,
+    seeded,
+    tapped,
+    unusable_layer,
+)
 from .shards import Column
 
 _FLOAT16_MAX = 6e4
@@ -85,7 +94,7 @@ class ForwardPass:
             try:
                 output = self._backbone._run(ids, mask, types)
                 if self._probe.last == "output":
-                    self._see(self._depth, output.last_hidden_state)
+                    self._see(self._depth, last_state(output))
                 if len(self._pooled) == len(self._columns):
                     return
             except _LastNeeded:
@@ -98,10 +107,10 @@ class ForwardPass:
         output = self._backbone._run(ids, mask, types, all_states=True)
         states = all_states(self._backbone, output)
         if self._probe.last == "output":
-            states[-1] = output.last_hidden_state
+            states[-1] = last_state(output)
         shape = (*mask.shape, self._backbone.width)
         for layer in {layer for layer, _ in self._columns}:
-            state = real_tokens(states[layer], shape, output.last_hidden_state)
+            state = real_tokens(states[layer], shape, last_state(output))
             if state is None:
                 reason = misshapen(states[layer], shape)
                 raise unusable_layer(self._backbone, layer, reason, self._probe.unusable)

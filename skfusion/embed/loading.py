@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .backbone import Backbone, Source, position_limit, shape
+from .backbone import Backbone, Source
+from .body import check_type, position_limit, shape
 from .digests import cache_folder, file_digest, folder_digest
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backbone import Backbone, position_limit
+from .backbone import Backbone
+from .body import position_limit
 from .shards import Column
 
 #: Ways to make batches, from the fastest to the one that is always right.
@@ -120,6 +121,11 @@ def all_states(backbone: Backbone, output: Any) -> list[Tensor]:
     return states
 
 
+def last_state(output: Any) -> Any:
+    """Return the state behind the last block and norm, None where there is none."""
+    return getattr(output, "last_hidden_state", None)
+
+
 def real_tokens(state: Any, shape: tuple[int, int, int], last: Any) -> Tensor | None:
     """Return a hidden state without what the model has padded inside, None if it is no such.
 
@@ -131,9 +137,10 @@ def real_tokens(state: Any, shape: tuple[int, int, int], last: Any) -> Tensor | 
         return None
     if state.shape[0] != rows or state.shape[2] != width:
         return None
-    padded_inside = state.shape[1] > n_tokens and _n_tokens(last) == n_tokens
-    if state.shape[1] != n_tokens and not padded_inside:
-        return None
+    if state.shape[1] != n_tokens:
+        whole = isinstance(last, Tensor) and last.dim() == 3 and last.shape[1] == n_tokens
+        if state.shape[1] < n_tokens or not whole:
+            return None
     return state[:, :n_tokens]
 
 
@@ -160,7 +167,7 @@ class _Look:
         before = self._random_state()
         output, seen = self._watched()
         seeded = not torch.equal(before, self._random_state())
-        states, last = all_states(self.backbone, output), _last(output)
+        states, last = all_states(self.backbone, output), last_state(output)
         hooks = self._agree(seen, states)
         # Layer L is the model's own output where its width is that of the others.
         ends = {"output": last, "state": states[-1], "block": seen[-1][1] if hooks else None}
@@ -241,7 +248,7 @@ class _Look:
     def _compared(self, output: Any) -> list[Tensor]:
         """Return the real tokens of the text, the first row, in each state that can be used."""
         inner = all_states(self.backbone, output)[:-1]
-        states = [s for k, s in enumerate(inner) if k not in self.unusable] + [_last(output)]
+        states = [s for k, s in enumerate(inner) if k not in self.unusable] + [last_state(output)]
         return [s[0, : len(self.text)] for s in states if isinstance(s, Tensor)]
 
     def _same(self, alone: list[Tensor], other: list[Tensor]) -> bool:
@@ -251,14 +258,6 @@ class _Look:
     def _random_state(self) -> Tensor:
         device = self.backbone._device
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _last(output: Any) -> Any:
-    return getattr(output, "last_hidden_state", None)
-
-
-def _n_tokens(state: Any) -> int | None:
-    return state.shape[1] if isinstance(state, Tensor) and state.dim() == 3 else None
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
@@ -277,10 +276,11 @@ def _rows(backbone: Backbone) -> tuple[list[int], list[int], list[int]]:
         ids = backbone._tokenize([_TEXT], None, None).ids[0]
     except Exception:  # a tokenizer of another language than ours
         ids = []
-    valid = backbone._vocabulary_size()
+    valid = backbone._vocabulary
     ids = [i for i in ids if valid is None or 0 <= i < valid] or list(range(valid or 2))[:_LONG]
     ids = (ids * _LONG)[:_LONG]
-    limit = position_limit(getattr(backbone._body, "config", None))[0] or _LONG
+    limits = position_limit(backbone._config)[0], backbone._table_rows
+    limit = min((n for n in limits if n is not None), default=_LONG)
     n = max(1, min(_SHORT, limit - 1))
     return ids[:n], ids[-n:], ids[: min(_LONG, limit)]
 
@@ -290,7 +290,7 @@ def by_config(backbone: Backbone) -> str:
     modules: Any = getattr(backbone._body, "modules", list)()
     if any("quantized.dynamic" in type(module).__module__ for module in modules):
         return "single"  # the scale of its activations is that of the whole batch
-    config: Any = getattr(backbone._body, "config", None)
+    config: Any = backbone._config
     settings = _settings(config.to_dict() if hasattr(config, "to_dict") else {})
     return max((_by_setting(*setting) for setting in settings), key=_WAYS.index, default="padded")
 
