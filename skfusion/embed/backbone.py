@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
+
 @dataclass(frozen=True)
 class Source:
     """A model as far as it is known without its weights."""
@@ -174,7 +175,9 @@ class Backbone:
 
     def _first_id(self, *names: str) -> int:
         ids = (getattr(self.tokenizer, name, None) for name in names)
-        known = self._vocabulary or np.inf  # a pad token may have been added to the tokenizer alone
+        known = (
+            self._vocabulary or np.inf
+        )  # a pad token may have been added to the tokenizer alone
         return next((int(i) for i in ids if i is not None and 0 <= i < known), 0)
 
     @cached_property
@@ -268,7 +271,9 @@ class Backbone:
         limit = max_length
         if limit is None:
             limits = getattr(self.tokenizer, "model_max_length", None), max_positions
-            known = [int(n) for n in (*limits, self._table_rows) if n is not None and n < _NO_LIMIT]
+            known = [
+                int(n) for n in (*limits, self._table_rows) if n is not None and n < _NO_LIMIT
+            ]
             limit = min(known, default=None)
         elif self._table_rows is not None and limit > self._table_rows:
             raise ValueError(

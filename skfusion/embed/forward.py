@@ -82,7 +82,8 @@ class ForwardPass:
         """Return float32 vectors (batch, len(columns) * width), on the device of the output."""
         self._mask, self._pooled = mask, {}
         try:
-            with torch.inference_mode(), seeded() if self._probe.seeded else nullcontext():
+            random = seeded(self._backbone) if self._probe.seeded else nullcontext()
+            with torch.inference_mode(), random:
                 self._run(ids, mask, types)
             vectors = [self._pooled[column] for column in self._columns]
         finally:

@@ -19,10 +19,11 @@ from .shards import Column
 
 #: Ways to make batches, from the fastest to the one that is always right.
 _WAYS = ("padded", "equal", "single")
-#: Largest change of a token's state, relative to its norm, that is rounding. Over 60 families of
-#: tiny models it is 3e-6, 4e-3 and 3e-2; families that padding changes are at 2e-1 and more.
+#: Largest change of a token's state, relative to its norm, that is rounding. On a CPU it is 3e-6
+#: over 60 families, in float16 4e-3, in bfloat16 3e-2; what padding changes, it changes by 2e-1
+#: and more. A GPU may compute float32 by TF32, with the error of float16.
 _ROUNDING = {torch.float16: 0.02, torch.bfloat16: 0.1}
-_ROUNDING_FLOAT32 = 1e-4
+_ROUNDING_CPU, _ROUNDING_GPU = 1e-4, 0.02
 
 _TEXT = "The quick brown fox jumps over the lazy dog, and nobody has seen where it went then."
 _SHORT, _LONG = 5, 16
@@ -46,7 +47,7 @@ def look(backbone: Backbone, identity: str | None = None) -> Probe:
         known = backbone._probe
         if known is None or identity not in (None, known.identity):
             identity = identity or backbone._identity()
-            with backbone._computing(), torch.inference_mode(), seeded():
+            with backbone._computing(), torch.inference_mode(), seeded(backbone):
                 known = backbone._probe = _Look(backbone).find_out(identity)
         return known
 
@@ -75,10 +76,13 @@ def unusable_layer(
 
 
 @contextlib.contextmanager
-def seeded() -> Iterator[None]:
+def seeded(backbone: Backbone) -> Iterator[None]:
     """Draw random numbers from the same seed, and leave torch's generators as they were."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(0)
+    on_gpu = backbone._device.type == "cuda"
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if on_gpu else 0)):
+        torch.default_generator.manual_seed(0)
+        if on_gpu:
+            torch.cuda.manual_seed_all(0)
         yield
 
 
@@ -166,7 +170,7 @@ class _Look:
         """Run the text alone, and then as often as is needed."""
         before = self._random_state()
         output, seen = self._watched()
-        seeded = not torch.equal(before, self._random_state())
+        drew = not torch.equal(before, self._random_state())
         states, last = all_states(self.backbone, output), last_state(output)
         hooks = self._agree(seen, states)
         # Layer L is the model's own output where its width is that of the others.
@@ -179,13 +183,14 @@ class _Look:
             for k, state in enumerate(states)
             if not self._fits(state, last)
         }
+        batching = self._batching(self._compared(output), drew)
         return Probe(
             identity,
             hooks=hooks and where != "state",
             last=where,
             unusable=self.unusable,
-            batching=self._batching(self._compared(output), seeded),
-            seeded=seeded,
+            batching=batching,
+            seeded=drew or batching == "single",
         )
 
     def _watched(self) -> tuple[Any, list[tuple[int, Any]]]:
@@ -196,11 +201,9 @@ class _Look:
             # A copy, for a later block may write into it.
             seen.append((layer, value.clone() if isinstance(value, Tensor) else value))
 
-        try:
-            with tapped(self.backbone._blocks(), see, self.depth):
-                return self._run([self.text]), seen
-        except Exception:  # without hooks it may work; if not, the error says why
-            return self._run([self.text]), []
+        with contextlib.suppress(Exception), tapped(self.backbone._blocks(), see, self.depth):
+            return self._run([self.text]), seen
+        return self._run([self.text]), []  # without hooks it may work; if not, this says why
 
     def _agree(self, seen: list[tuple[int, Any]], states: Sequence[Any]) -> bool:
         """Whether the blocks, each called once, returned what the model itself says."""
@@ -214,23 +217,28 @@ class _Look:
     def _batching(self, alone: list[Tensor], drew: bool) -> str:
         """Return how batches must be made for the text to be as it is alone."""
         way = by_config(self.backbone)
-        if drew and not all(map(torch.equal, alone, self._again([self.text]))):
+        if drew and not self._same(alone, self._again([self.text]), exactly=True):
             way = "single"
         if way == "padded" and not self._same(alone, self._again([self.text, self.longer])):
             way = "equal"
         if way == "equal" and not self._same(alone, self._again([self.text, self.mate])):
             way = "single"
         if way == "single":
-            torch.manual_seed(0)
-            one = self._again([self.text])
-            torch.manual_seed(0)
-            if not self._same(one, self._again([self.text])):
-                raise ValueError(
-                    f"{self.backbone!r} returns other hidden states each time for the same text, "
-                    f"so that its vectors would mean nothing. Switch off what is random in it "
-                    f"(dropout, sampling, noise), or let its forward set a seed of its own."
-                )
+            with seeded(self.backbone):
+                one = self._again([self.text])
+            with seeded(self.backbone):
+                if not self._same(one, self._again([self.text])):
+                    raise ValueError(
+                        f"{self.backbone!r} returns other hidden states each time for the same "
+                        f"text, so that its vectors would mean nothing. Switch off what is random "
+                        f"in it (dropout, sampling, noise), or let its forward set a seed."
+                    )
         return way
+
+    def _same(self, alone: list[Tensor], other: list[Tensor], *, exactly: bool = False) -> bool:
+        """Whether states are equal, or differ by rounding alone."""
+        close = torch.equal if exactly else _is_close
+        return len(alone) == len(other) and all(map(close, alone, other))
 
     def _run(self, rows: list[list[int]]) -> Any:
         return self.backbone._run(*self.backbone._batch(rows), all_states=True)
@@ -251,10 +259,6 @@ class _Look:
         states = [s for k, s in enumerate(inner) if k not in self.unusable] + [last_state(output)]
         return [s[0, : len(self.text)] for s in states if isinstance(s, Tensor)]
 
-    def _same(self, alone: list[Tensor], other: list[Tensor]) -> bool:
-        """Whether states differ by rounding alone."""
-        return len(alone) == len(other) and all(map(_is_close, alone, other))
-
     def _random_state(self) -> Tensor:
         device = self.backbone._device
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
@@ -263,7 +267,8 @@ class _Look:
 def _is_close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    tolerance = _ROUNDING.get(one.dtype, _ROUNDING_FLOAT32)
+    exact = one.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    tolerance = _ROUNDING.get(one.dtype, _ROUNDING_CPU if exact else _ROUNDING_GPU)
     one, other = one.float(), other.to(one.device).float()
     same = (one == other) | (one.isnan() & other.isnan())
     change = torch.linalg.vector_norm((one - other).masked_fill(same, 0.0), dim=-1)
