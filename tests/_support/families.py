@@ -837,7 +837,7 @@ def sweep(name: str) -> Found:
         error = float((apart / largest[np.ix_(rows, layers)]).max())
         if error > worst.error:
             worst = Found("", error=error, off=float(apart.max()), way=way)
-    return dataclasses.replace(worst, batching=backbone._probe.batches)
+    return dataclasses.replace(worst, batching=backbone._probe.batching)
 
 
 def _ways(
