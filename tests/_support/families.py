@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +150,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
             position_biased_input=False,
         ),
     ),
-    "DeBERTa-v2 with a convolution": _plain(
+    "DeBERTa-v2 (with its convolution)": _plain(
         "DebertaV2", **usual(conv_kernel_size=3, conv_act="gelu", relative_attention=True)
     ),
     "ELECTRA": _plain("Electra", **usual(embedding_size=8)),
@@ -167,7 +170,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "SqueezeBERT": _plain("SqueezeBert", **usual(embedding_size=WIDTH)),
     "I-BERT": _plain("IBert", **usual()),
-    "I-BERT in integers": _ibert_integers,
+    "I-BERT (in integers)": _ibert_integers,
     "XLNet": _plain("XLNet", **sizes(d_model=WIDTH, n_layer=DEPTH, n_head=2, d_inner=24)),
     "XLM": _plain(
         "XLM", **sizes(emb_dim=WIDTH, n_layers=DEPTH, n_heads=2, max_position_embeddings=64)
@@ -209,6 +212,21 @@ BUILDERS: dict[str, Callable[[], Any]] = {
             is_decoder=False,
         ),
     ),
+    "Reformer (LSH)": _plain(
+        "Reformer",
+        **sizes(
+            hidden_size=WIDTH,
+            attention_head_size=8,
+            num_attention_heads=2,
+            feed_forward_size=24,
+            attn_layers=["lsh", "lsh"],
+            lsh_attn_chunk_length=4,
+            num_buckets=4,
+            axial_pos_embds=False,
+            max_position_embeddings=POSITIONS,
+            is_decoder=False,
+        ),
+    ),
     "CANINE": _plain(
         "Canine",
         **usual(
@@ -231,7 +249,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
             max_position_embeddings=POSITIONS,
         ),
     ),
-    "BERT, dynamic int8": _int8,
+    "BERT (dynamic int8)": _int8,
     # Decoders.
     "GPT-1": _plain(
         "OpenAIGPT", **sizes(n_embd=WIDTH, n_layer=DEPTH, n_head=2, n_positions=POSITIONS)
@@ -256,22 +274,22 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "GPT-OSS": _gqa("GptOss", head_dim=8, sliding_window=4, num_local_experts=4),
     "CTRL": _plain("CTRL", **sizes(n_embd=WIDTH, n_layer=DEPTH, n_head=2, n_positions=64, dff=24)),
     "OPT": _plain("OPT", **usual(ffn_dim=24, word_embed_proj_dim=WIDTH)),
-    "OPT with narrower ends": _plain(
+    "OPT (with narrower ends: 350m)": _plain(
         "OPT", **usual(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False)
     ),
     "Bloom": _plain("Bloom", **sizes(hidden_size=WIDTH, n_layer=DEPTH, n_head=2)),
     "MPT": _plain("Mpt", **sizes(d_model=WIDTH, n_layers=DEPTH, n_heads=2, max_seq_len=POSITIONS)),
     "Falcon": _plain("Falcon", **usual(multi_query=True)),
-    "Falcon with ALiBi": _plain("Falcon", **usual(alibi=True, multi_query=False)),
+    "Falcon (ALiBi)": _plain("Falcon", **usual(alibi=True, multi_query=False)),
     "Llama": _llama(),
-    "Llama, linear rope": _llama(rope_parameters=_rope("linear", factor=2.0)),
-    "Llama, dynamic rope": _llama(
+    "Llama (linear rope)": _llama(rope_parameters=_rope("linear", factor=2.0)),
+    "Llama (dynamic rope)": _llama(
         max_position_embeddings=16, rope_parameters=_rope("dynamic", factor=2.0)
     ),
-    "Llama, yarn": _llama(
+    "Llama (yarn)": _llama(
         rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=16)
     ),
-    "Llama, llama3 rope": _llama(
+    "Llama (llama3 rope)": _llama(
         rope_parameters=_rope(
             "llama3",
             factor=8.0,
@@ -280,10 +298,10 @@ BUILDERS: dict[str, Callable[[], Any]] = {
             original_max_position_embeddings=16,
         )
     ),
-    "Mistral, window of 4": _gqa("Mistral", sliding_window=4),
+    "Mistral (sliding window)": _gqa("Mistral", sliding_window=4),
     "Mixtral": _gqa("Mixtral", num_local_experts=4),
     "Qwen2": _gqa("Qwen2"),
-    "Qwen2 with a window": _gqa(
+    "Qwen2 (sliding window)": _gqa(
         "Qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1
     ),
     "Qwen2-MoE": _gqa(
@@ -321,7 +339,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         "Gemma3Text",
         **usual(num_key_value_heads=1, head_dim=8, sliding_window=4, sliding_window_pattern=2),
     ),
-    "Gemma 3, both directions": _plain(
+    "Gemma 3 (both directions)": _plain(
         "Gemma3Text",
         **usual(
             num_key_value_heads=1, head_dim=8, sliding_window=4, use_bidirectional_attention=True
@@ -329,7 +347,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "Phi": _plain("Phi", **usual()),
     "Phi-3": _gqa("Phi3"),
-    "Phi-3, longrope": _gqa(
+    "Phi-3 (longrope)": _gqa(
         "Phi3",
         original_max_position_embeddings=16,
         rope_parameters=_rope(
@@ -495,8 +513,8 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "T5": _t5("T5"),
     "mT5": _t5("MT5"),
     "UMT5": _t5("UMT5"),
-    "LongT5, local": _t5("LongT5", local_radius=4, encoder_attention_type="local"),
-    "LongT5, transient-global": _t5(
+    "LongT5 (local)": _t5("LongT5", local_radius=4, encoder_attention_type="local"),
+    "LongT5 (transient-global)": _t5(
         "LongT5",
         local_radius=4,
         global_block_size=4,
@@ -530,7 +548,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "PEGASUS-X": _encoder("PegasusX", block_size=8, num_global_tokens=4),
     "FSMT": _encoder("FSMT", langs=["en", "de"], src_vocab_size=160, tgt_vocab_size=160),
-    "NLLB-MoE, half of the tokens an expert": _encoder(
+    "NLLB-MoE (limited experts)": _encoder(
         "NllbMoe",
         num_experts=2,
         encoder_sparse_step=1,
@@ -551,7 +569,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         ),
     ),
     # Models of several kinds of input, whose text part counts.
-    "Gemma 3, with pictures": _plain(
+    "Gemma 3 (with pictures)": _plain(
         "Gemma3",
         text_config=_text("gemma3_text", num_key_value_heads=1, head_dim=8, sliding_window=4),
         vision_config=_vision(model_type="siglip_vision_model"),
@@ -725,6 +743,15 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 
 
+#: What a Backbone decides about batches, in the README's words.
+HOW = {
+    "padded": "in padded batches",
+    "equal": "in batches of equal length",
+    "single": "one text at a time",
+    "refused": "refused in `fit`",
+}
+
+
 def make_family(name: str, *, seed: int = 0) -> Any:
     """The tiny model of a family, in evaluation mode; NotImplementedError if it isn't there."""
     with torch.random.fork_rng():
@@ -755,7 +782,8 @@ def states_of(model: Any, ids: list[int]) -> list[np.ndarray]:
     narrow = getattr(getattr(model, "decoder", None), "project_out", None)
     if narrow is not None:
         narrow.register_forward_pre_hook(lambda _, args: before.append(args[0]))
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)  # as the package does where a forward draws
         output = text_part(model)(input_ids=torch.tensor([ids]), output_hidden_states=True)
     states = list(output.hidden_states)
     # A causal model's output has no last_hidden_state, and its last hidden state is that.
@@ -769,7 +797,7 @@ def states_of(model: Any, ids: list[int]) -> list[np.ndarray]:
 
 
 def make_texts() -> list[str]:
-    """Make eight texts of 1 to 40 tokens."""
+    """Make eight texts of 1 to 40 tokens, the longest in between."""
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS[:26], size=n)) for n in (3, 1, 40, 9, 2, 17, 30, 5)]
 
@@ -779,38 +807,68 @@ class Found:
     """What the package makes of a family."""
 
     batching: str  # "padded", "equal", "single" or "refused"
-    error: float  # largest difference, relative to the largest value of the layer by hand
-    off: float  # largest difference
-    message: str = ""
+    message: str = ""  # why it is refused
+    error: float = 0.0  # largest difference, relative to the largest value of the layer by hand
+    off: float = 0.0  # largest difference
+    way: str = ""  # of embedding, where that is
 
 
+@functools.cache
 def sweep(name: str) -> Found:
-    """Embed by every layer and pooling, in one batch and one by one, and compare by hand."""
-    model, tokenizer = make_family(name), make_tokenizer(ends=False)
-    texts = make_texts()
+    """Embed by every layer and pooling, in several ways, and compare with the values by hand."""
+    model, tokenizer, texts = make_family(name), make_tokenizer(ends=False), make_texts()
     backbone = Backbone(copy.deepcopy(model), tokenizer)
-    options = {"pooling": list(POOLINGS), "max_length": 48, "memory": VectorStore(dtype="float32")}
+    # Some models are longer than their config's limit says, which is where they change.
+    embedder = LLMLayerEmbedder(backbone, pooling=list(POOLINGS), max_length=48)
     try:
-        embedder = LLMLayerEmbedder(backbone, **options).fit(texts)
+        embedder.set_params(memory=VectorStore(dtype="float32")).fit(texts)
     except (TypeError, ValueError) as refusal:
-        return Found("refused", np.inf, np.inf, str(refusal))
-    layers = list(range(embedder.n_layers_ + 1))
-    embedder.set_params(layer=layers)
+        return Found("refused", str(refusal))
     states = [states_of(model, tokenizer(text)["input_ids"]) for text in texts]
     expected = np.array(
-        [[by_hand(pooling, state) for state in each for pooling in POOLINGS] for each in states]
+        [[[by_hand(p, state) for p in POOLINGS] for state in each] for each in states]
     )
-    scale = np.array([np.abs(state).max() for each in states for state in each])
-    scale = scale.reshape(len(texts), -1).repeat(len(POOLINGS), axis=1)[..., None]
-    error = off = 0.0
-    # All in a batch, then the longest first and the shortest last, then the longest again.
-    longest = [max(range(len(texts)), key=lambda i: len(texts[i]))]
-    for batch_tokens, rows in [(10**6, range(len(texts))), (1, range(len(texts))), (1, longest)]:
-        embedder.set_params(batch_tokens=batch_tokens)
-        embedder.fit(texts).store_.clear()
-        made = embedder.transform([texts[i] for i in rows]).reshape(len(rows), *expected.shape[1:])
-        apart = np.abs(made - expected[rows])
-        off = max(off, float(apart.max()))
-        error = max(error, float((apart / scale[rows]).max()))
-    probe = getattr(backbone, "_probe", None)
-    return Found(getattr(probe, "batching", "padded"), error, off)
+    largest = np.array([[[[np.abs(state).max()]] for state in each] for each in states])
+    worst = Found("")
+    for way, rows, layers in _ways(embedder, texts):
+        shape = (len(rows), len(layers), *expected.shape[2:])
+        made = embedder.transform([texts[i] for i in rows]).reshape(shape)
+        apart = np.abs(made - expected[np.ix_(rows, layers)])
+        error = float((apart / largest[np.ix_(rows, layers)]).max())
+        if error > worst.error:
+            worst = Found("", error=error, off=float(apart.max()), way=way)
+    return dataclasses.replace(worst, batching=backbone._probe.batching)
+
+
+def _ways(
+    embedder: LLMLayerEmbedder, texts: list[str]
+) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Set the embedder to each way, and yield its name, the texts and the layers to ask for."""
+    rows, layers = list(range(len(texts))), list(range(embedder.n_layers_ + 1))
+    longest = [int(np.argmax([len(text) for text in texts]))]
+    embedder.set_params(layer=layers, batch_tokens=10**6).fit(texts)
+    yield "in one batch", rows, layers
+    embedder.set_params(batch_tokens=1).store_.clear()
+    yield "one by one, the longest first", rows, layers
+    embedder.store_.clear()
+    yield "the longest after a short one", longest, layers
+    embedder.model.model.train()
+    embedder.set_params(batch_tokens=10**6).fit(texts).store_.clear()
+    yield "in training mode", rows, layers
+    memory = VectorStore(dtype="float32", layers="requested")
+    embedder.set_params(layer=[1], memory=memory).fit(texts).store_.clear()
+    yield "up to layer 1", rows, [1]
+
+
+def table(batching: Mapping[str, str]) -> str:
+    """Return the README's table of what is made of each family."""
+    lines = ["| how | families |", "| --- | --- |"]
+    for way, how in HOW.items():
+        lines.append(
+            f"| {how} | {', '.join(name for name in batching if batching[name] == way)} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table({name: sweep(name).batching for name in BUILDERS}))
