@@ -145,12 +145,22 @@ class Backbone:
             try:
                 self._shape = shape(self._config)
             except ValueError:
-                # A stub without a config: one token tells.
-                with self._computing():
-                    output = self._run(*self._batch([[self._pad_id]]), all_states=True)
-                states = output.hidden_states
-                self._shape = len(states) - 1, int(states[-1].shape[-1])
+                self._shape = self._shape_of_a_token()
         return self._shape
+
+    def _shape_of_a_token(self) -> tuple[int, int]:
+        """Run a stub without a config, to see what it returns."""
+        from .probe import seeded
+
+        with self._computing(), seeded(self):
+            output = self._run(*self._batch([[self._pad_id]]), all_states=True)
+        try:
+            return len(output.hidden_states) - 1, int(output.hidden_states[-1].shape[-1])
+        except (AttributeError, LookupError, TypeError):
+            raise ValueError(
+                f"{self!r} has no config that tells its layers, and its forward returned no "
+                f"hidden_states when asked for them with output_hidden_states=True."
+            ) from None
 
     @property
     def _dtype(self) -> str:
@@ -403,9 +413,9 @@ class Backbone:
             raise RuntimeError(
                 f"The forward of {self!r} failed with {type(error).__name__}: {error}. It was "
                 f"given {ids.shape[0]} texts of up to {ids.shape[1]} tokens. Check that the "
-                f"tokenizer is the model's own (the model has {self._vocabulary} token "
-                f"ids), that texts are not longer than it can take (max_length=), and that it "
-                f"runs by itself: model(**tokenizer(['text'], return_tensors='pt'))."
+                f"tokenizer is the model's own, that the texts are not longer than it can take "
+                f"(max_length=), and that the model runs by itself: "
+                f"model(**tokenizer(['text'], return_tensors='pt'))."
             ) from error
         finally:
             if self._kept is not None:

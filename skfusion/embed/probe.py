@@ -165,6 +165,8 @@ class _Look:
         self.text, self.mate, self.longer = _rows(backbone)
         self.shape = (1, len(self.text), backbone.width)
         self.depth = backbone.n_layers
+        self.unusable: dict[int, str] = {}
+        self.alone: dict[tuple[int, ...], list[Tensor]] = {}  # by ids, a text's states
 
     def find_out(self, identity: str) -> Probe:
         """Run the text alone, and then as often as is needed."""
@@ -183,7 +185,8 @@ class _Look:
             for k, state in enumerate(states)
             if not self._fits(state, last)
         }
-        batching = self._batching(self._compared(output), drew)
+        self.alone[tuple(self.text)] = self._row(output, 0, self.text)
+        batching = self._batching(drew)
         return Probe(
             identity,
             hooks=hooks and where != "state",
@@ -214,54 +217,63 @@ class _Look:
         except Exception:  # what cannot be compared does not agree: dicts, other devices, None
             return False
 
-    def _batching(self, alone: list[Tensor], drew: bool) -> str:
-        """Return how batches must be made for the text to be as it is alone."""
+    def _batching(self, drew: bool) -> str:
+        """Return how batches must be made for the texts to be as each is alone."""
         way = by_config(self.backbone)
-        if drew and not self._same(alone, self._again([self.text]), exactly=True):
+        if drew and not _same(self._text(), self.alone[tuple(self.text)], torch.equal):
             way = "single"
-        if way == "padded" and not self._same(alone, self._again([self.text, self.longer])):
+        if way == "padded" and not self._as_alone([self.text, self.longer]):
             way = "equal"
-        if way == "equal" and not self._same(alone, self._again([self.text, self.mate])):
+        if way == "equal" and not self._as_alone([self.text, self.mate]):
             way = "single"
-        if way == "single":
-            with seeded(self.backbone):
-                one = self._again([self.text])
-            with seeded(self.backbone):
-                if not self._same(one, self._again([self.text])):
-                    raise ValueError(
-                        f"{self.backbone!r} returns other hidden states each time for the same "
-                        f"text, so that its vectors would mean nothing. Switch off what is random "
-                        f"in it (dropout, sampling, noise), or let its forward set a seed."
-                    )
+        if way == "single" and not _same(*(self._text_seeded() for _ in range(2)), _is_close):
+            raise ValueError(
+                f"{self.backbone!r} returns other hidden states each time for the same text, so "
+                f"that its vectors would mean nothing. Switch off what is random in it (dropout, "
+                f"sampling, noise), or let its forward set a seed of its own."
+            )
         return way
-
-    def _same(self, alone: list[Tensor], other: list[Tensor], *, exactly: bool = False) -> bool:
-        """Whether states are equal, or differ by rounding alone."""
-        close = torch.equal if exactly else _is_close
-        return len(alone) == len(other) and all(map(close, alone, other))
 
     def _run(self, rows: list[list[int]]) -> Any:
         return self.backbone._run(*self.backbone._batch(rows), all_states=True)
 
-    def _again(self, rows: list[list[int]]) -> list[Tensor]:
-        """Return the states of the text in another batch, none where that fails."""
+    def _as_alone(self, rows: list[list[int]]) -> bool:
+        """Whether texts are in one batch as each is alone, up to rounding."""
         try:
-            return self._compared(self._run(rows))
-        except Exception:
-            return []
+            for row in rows:
+                if tuple(row) not in self.alone:
+                    self.alone[tuple(row)] = self._row(self._run([row]), 0, row)
+            output = self._run(rows)
+            return all(
+                _same(self.alone[tuple(row)], self._row(output, i, row), _is_close)
+                for i, row in enumerate(rows)
+            )
+        except Exception:  # a batch that cannot be run
+            return False
+
+    def _text(self) -> list[Tensor]:
+        return self._row(self._run([self.text]), 0, self.text)
+
+    def _text_seeded(self) -> list[Tensor]:
+        with seeded(self.backbone):
+            return self._text()
 
     def _fits(self, state: Any, last: Any) -> bool:
         return real_tokens(state, self.shape, last) is not None
 
-    def _compared(self, output: Any) -> list[Tensor]:
-        """Return the real tokens of the text, the first row, in each state that can be used."""
+    def _row(self, output: Any, i: int, ids: list[int]) -> list[Tensor]:
+        """Return the real tokens of one text in all states that can be used."""
         inner = all_states(self.backbone, output)[:-1]
         states = [s for k, s in enumerate(inner) if k not in self.unusable] + [last_state(output)]
-        return [s[0, : len(self.text)] for s in states if isinstance(s, Tensor)]
+        return [s[i, : len(ids)] for s in states if isinstance(s, Tensor)]
 
     def _random_state(self) -> Tensor:
         device = self.backbone._device
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _same(one: list[Tensor], other: list[Tensor], close: Callable[[Tensor, Tensor], bool]) -> bool:
+    return len(one) == len(other) and all(map(close, one, other))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
@@ -283,11 +295,11 @@ def _rows(backbone: Backbone) -> tuple[list[int], list[int], list[int]]:
         ids = []
     valid = backbone._vocabulary
     ids = [i for i in ids if valid is None or 0 <= i < valid] or list(range(valid or 2))[:_LONG]
-    ids = (ids * _LONG)[:_LONG]
+    ids *= _SHORT + _LONG
     limits = position_limit(backbone._config)[0], backbone._table_rows
     limit = min((n for n in limits if n is not None), default=_LONG)
-    n = max(1, min(_SHORT, limit - 1))
-    return ids[:n], ids[-n:], ids[: min(_LONG, limit)]
+    short, long = max(1, min(_SHORT, limit - 1)), min(_LONG, limit)
+    return ids[:short], ids[short : 2 * short], ids[short : short + long]
 
 
 def by_config(backbone: Backbone) -> str:
