@@ -14,7 +14,7 @@ import shutil
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -395,7 +395,10 @@ def _load(
 ) -> Backbone:
     import torch
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+        MODEL_MAPPING_NAMES,
+    )
 
     options: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if source.revision:
@@ -411,8 +414,11 @@ def _load(
         placed = {"device_map": {"": device}}  # a quantised model must not be moved with .to
     # The encoder class of a T5 kind of model, so that its decoder is never loaded. Those of
     # models with parts, which have a config each, do not take the whole config.
-    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES and not config.sub_configs
-    cls = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
+    whole = config.sub_configs and (config.is_encoder_decoder or "encoder" not in config.sub_configs)
+    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES and not whole
+    cls: Any = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
+    if config.model_type not in MODEL_MAPPING_NAMES and not hasattr(config, "auto_map"):
+        cls = getattr(transformers, (config.architectures or [""])[0], cls)
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.init()  # so that its random state is kept, too
     with _named(source.name, source.revision), quiet():
@@ -436,15 +442,24 @@ def _load(
             f"The tokenizer of {source.name!r} has no vocabulary: its files are missing. Save the "
             f"model's own there with tokenizer.save_pretrained."
         )
-    absent = [name for name in info["missing_keys"] if "pooler" not in name]
+    backbone = Backbone(model.eval() if placed else model.to(device).eval(), tokenizer)
+    absent = sorted(_absent(backbone, info["missing_keys"]))
     if absent:
         raise ValueError(
             f"The checkpoint {source.name!r} lacks {len(absent)} weights of the model's body, for "
-            f"example {sorted(absent)[0]!r}: its vectors would be random. Check that the folder "
+            f"example {absent[0]!r}: its vectors would be random. Check that the folder "
             f"holds a whole model of type {config.model_type!r}."
         )
-    model = model.eval()
-    return Backbone(model if placed else model.to(device), tokenizer)
+    return backbone
+
+
+def _absent(backbone: Backbone, missing: Collection[str]) -> set[str]:
+    """Return which of the weights that a checkpoint lacks its hidden states depend on."""
+    model, body = backbone.model, backbone._body
+    before = next((f"{name}." for name, part in model.named_modules() if part is body and name), "")
+    # Tables of sines are computed, and need not be saved.
+    sines = {f"{n}.weight" for n, m in model.named_modules() if "Sinusoid" in type(m).__name__}
+    return {n for n in missing if n.startswith(before) and "pooler" not in n} - sines
 
 
 def _converted(source: Source) -> str:
