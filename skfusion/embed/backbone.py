@@ -21,12 +21,16 @@ from numpy.typing import NDArray
 
 from .batching import pad
 from .body import check_type, find_body, position_limit, shape, table_rows
+from .folders import SentenceSettings
 
 if TYPE_CHECKING:
     import torch
 
     from .identity import Kept
     from .probe import Probe
+
+# What code that was written for other inputs raises, without a word of what is wrong.
+_BARE = (AttributeError, LookupError, NotImplementedError, OverflowError, TypeError)
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
@@ -47,6 +51,8 @@ class Source:
     saved_dtype: str = "float32"
     trust_remote_code: bool = False
     device: str | None = None  # of a model that is in memory already
+    subfolder: str = ""  # of a hub repository, where the model lies in it
+    sentence: SentenceSettings = SentenceSettings()
 
 
 class Backbone:
@@ -185,12 +191,10 @@ class Backbone:
 
     def _first_id(self, *names: str) -> int:
         ids = (getattr(self.tokenizer, name, None) for name in names)
-        known = (
-            self._vocabulary or np.inf
-        )  # a pad token may have been added to the tokenizer alone
+        known = self._vocabulary or np.inf  # a pad token may have been added to the tokenizer alone
         return next((int(i) for i in ids if i is not None and 0 <= i < known), 0)
 
-    @cached_property
+    @property
     def _vocabulary(self) -> int | None:
         """Number of token ids that the embedding table has rows for, None where it has no table."""
         try:
@@ -322,9 +326,9 @@ class Backbone:
             highest = max((max(row) for row in ids if row), default=0)
             lowest = min((min(row) for row in ids if row), default=0)
             if len(ids) != len(texts) or (limit is not None and max(map(len, ids)) > limit):
-                lengths = [len(row) for row in ids]
-                raise IndexError(f"lists of {lengths} ids for {len(texts)} texts")
-        except (AttributeError, LookupError, NotImplementedError, TypeError) as error:
+                longest = max(map(len, ids), default=0)
+                raise IndexError(f"{len(ids)} lists of up to {longest} ids for {len(texts)} texts")
+        except _BARE as error:
             raise TypeError(
                 f"{type(self.tokenizer).__name__} cannot be used as a tokenizer: called with a "
                 f"list of texts, padding=False, truncation={limit is not None} and "

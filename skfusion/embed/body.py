@@ -35,6 +35,7 @@ _UNFIT = {
     "reformer": "it draws random numbers for each text, and its last layer is twice as wide",
     "udop": _BOXES,
     "vilt": _PICTURE,
+    "vits": "it speaks texts, and returns sounds",
 }
 
 #: Names of modules that are tables of absolute positions.
@@ -68,6 +69,8 @@ def _inside(model: Any) -> Any:
     base = getattr(model, "base_model", None)  # a transformers model has one, a stub has not
     if base is None or config is None:
         return None
+    if base is model and hasattr(model, "lm_head"):
+        base = getattr(model, "model", model)  # a few heads have no name for it
     if base is not model:
         _check_head(model, base)
         return base
@@ -116,10 +119,11 @@ def _check_head(model: Any, base: Any) -> None:
 
 def text_config(config: Any) -> Any:
     """Return the config of the text part: of an encoder-decoder that of the encoder."""
+    parts = [getattr(config, name, None) for name in ("text_encoder", "encoder")]
+    encoders = [part for part in parts if hasattr(part, "to_dict")]
+    if encoders and hasattr(getattr(config, "decoder", None), "to_dict"):
+        return text_config(encoders[0])
     if getattr(config, "is_encoder_decoder", False):
-        for name in ("text_encoder", "encoder"):
-            if hasattr(getattr(config, name, None), "to_dict"):
-                return text_config(getattr(config, name))
         return config
     if not hasattr(config, "get_text_config"):
         return config

@@ -63,7 +63,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     Parameters
     ----------
     model : str, path-like or Backbone
-        A hub id, a folder, a ``.gguf`` file, or a `Backbone` that is in memory already.
+        A hub id, a folder (one that holds a single ``.gguf`` file, too), a ``.gguf`` file, or a
+        `Backbone` that is in memory already. Task heads are left out; of an encoder-decoder the
+        encoder is taken, of a model of texts and pictures or sounds the language model or text
+        encoder, of a sentence-transformers model the transformer: its pooling and dense layers
+        are not used. Models that read no texts are refused in `fit`.
     layer : int, float, list of these, "auto" or "mean", default=-1
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
@@ -83,10 +87,14 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
         labels, "effective_rank"; see `layer_scores`.
     max_length : int or None, default=None
-        Most tokens of a text, the special ones counted. None takes the smaller of the
-        tokenizer's and the model's limit.
+        Most tokens of a text, the special ones counted. None takes the smallest of the
+        tokenizer's limit, the model's, and the ``max_seq_length`` of a sentence-transformers
+        model. A number may be above that of sentence-transformers, but not above the model's.
     prompt : str or None, default=None
-        Put before every text; its tokens take part in the pooling.
+        Put before every text; its tokens take part in the pooling. None is the default prompt of
+        a sentence-transformers model that has one, and none otherwise; "" is none at all. The
+        name of one of its prompts, such as "query", stands for that prompt, and anything else
+        for itself.
     device : str, torch.device or None, default=None
         None picks cuda, mps, cpu in that order when the model is loaded. "auto" spreads a large
         model over the devices there are (needs accelerate).

@@ -220,13 +220,13 @@ class _Look:
     def _batching(self, drew: bool) -> str:
         """Return how batches must be made for the texts to be as each is alone."""
         way = by_config(self.backbone)
-        if drew and not _same(self._text(), self.alone[tuple(self.text)], torch.equal):
+        if drew and not _same(torch.equal, self._text(), self.alone[tuple(self.text)]):
             way = "single"
         if way == "padded" and not self._as_alone([self.text, self.longer]):
             way = "equal"
         if way == "equal" and not self._as_alone([self.text, self.mate]):
             way = "single"
-        if way == "single" and not _same(*(self._text_seeded() for _ in range(2)), _is_close):
+        if way == "single" and not _same(_is_close, self._seeded(), self._seeded()):
             raise ValueError(
                 f"{self.backbone!r} returns other hidden states each time for the same text, so "
                 f"that its vectors would mean nothing. Switch off what is random in it (dropout, "
@@ -245,7 +245,7 @@ class _Look:
                     self.alone[tuple(row)] = self._row(self._run([row]), 0, row)
             output = self._run(rows)
             return all(
-                _same(self.alone[tuple(row)], self._row(output, i, row), _is_close)
+                _same(_is_close, self.alone[tuple(row)], self._row(output, i, row))
                 for i, row in enumerate(rows)
             )
         except Exception:  # a batch that cannot be run
@@ -254,7 +254,7 @@ class _Look:
     def _text(self) -> list[Tensor]:
         return self._row(self._run([self.text]), 0, self.text)
 
-    def _text_seeded(self) -> list[Tensor]:
+    def _seeded(self) -> list[Tensor]:
         with seeded(self.backbone):
             return self._text()
 
