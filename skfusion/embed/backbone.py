@@ -6,16 +6,13 @@ Nothing here names transformers (`loading` does), so that any module with a forw
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +23,7 @@ from .folders import SentenceSettings
 if TYPE_CHECKING:
     import torch
 
-    from .identity import Kept
+    from .identity import Identity, Kept
     from .probe import Probe
 
 # What code that was written for other inputs raises, without a word of what is wrong.
@@ -115,7 +112,7 @@ class Backbone:
         self._lock = threading.RLock()
         self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
         self._probe: Probe | None = None  # set by the first pass
-        self._digest: tuple[Any, str] | None = None
+        self._known: Identity | None = None
         self._shape: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
@@ -254,29 +251,21 @@ class Backbone:
         )
 
     def _identity(self) -> str:
-        """Return a digest of weights, config and tokenizer, renewed after a weight was written."""
-        import torch
+        """Return a digest of all that decides what the model computes now."""
+        with self._lock:
+            return f"memory:{self._state().digest()}"
 
-        state_dict = self._body.state_dict() if hasattr(self._body, "state_dict") else {}
-        tensors = {name: t for name, t in state_dict.items() if hasattr(t, "data_ptr")}
-        versions = (
-            (name, t.data_ptr(), 0 if t.is_inference() else t._version)
-            for name, t in tensors.items()
-        )
-        state = tuple(versions), joblib.hash(_tokenizer_state(self.tokenizer))
-        if self._digest is None or self._digest[0] != state:
-            total = hashlib.sha256(f"{type(self._body).__qualname__}\0{state[1]}\0".encode())
-            config: Any = getattr(self._body, "config", None)
-            if hasattr(config, "to_json_string"):
-                total.update(config.to_json_string().encode())
-            for name, tensor in tensors.items():
-                total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                flat = tensor.detach().cpu().contiguous().view(-1)
-                total.update(flat.view(torch.uint8).numpy().data)
-            if not tensors:
-                total.update(_opaque_state(self.model).encode())
-            self._digest = (state, total.hexdigest())
-        return f"memory:{self._digest[1]}"
+    def _looks_like(self, identity: str) -> bool:
+        """Whether the model has that identity, as far as can be seen in a few milliseconds."""
+        with self._lock:
+            return self._state().looks_like(identity.removeprefix("memory:"))
+
+    def _state(self) -> Identity:
+        from .identity import Identity
+
+        if self._known is None:
+            self._known = Identity(self._body, self.tokenizer)
+        return self._known
 
     def _tokenize(
         self, texts: Sequence[str], max_length: int | None, max_positions: int | None
@@ -430,7 +419,7 @@ class Backbone:
         """Hold the lock, and keep the model in evaluation mode and as it is over each forward."""
         from .identity import computing
 
-        with self._lock, computing(self._body) as kept:
+        with self._lock, self._state().own_changes(), computing(self._body) as kept:
             before, self._kept = self._kept, kept
             try:
                 yield
@@ -488,21 +477,3 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     signs = ("out of memory", "can't allocate memory", "not enough memory")
     return any(words in str(error).lower() for words in signs)
-
-
-def _tokenizer_state(tokenizer: Any) -> Any:
-    """All of a tokenizer that can change its ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _opaque_state(tokenizer)
-    # What stands before are truncation and padding, which each call sets anew.
-    _, _, settings = backend.to_str().partition('"added_tokens"')
-    names = ("model_max_length", "truncation_side", "pad_token_id", "bos_token_id", "eos_token_id")
-    return settings, [getattr(tokenizer, name, None) for name in names]
-
-
-def _opaque_state(thing: Any) -> str:
-    try:
-        return str(joblib.hash((type(thing).__qualname__, thing)))
-    except Exception:  # whatever its pickling raises: it cannot be identified beyond this process
-        return f"{type(thing).__qualname__}:{os.getpid()}:{id(thing)}"

@@ -248,7 +248,7 @@ class _Look:
                 _same(_is_close, self.alone[tuple(row)], self._row(output, i, row))
                 for i, row in enumerate(rows)
             )
-        except Exception:  # a batch that cannot be run
+        except (LookupError, MemoryError, RuntimeError, ValueError):  # it cannot be run
             return False
 
     def _text(self) -> list[Tensor]:
@@ -272,7 +272,9 @@ class _Look:
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _same(one: list[Tensor], other: list[Tensor], close: Callable[[Tensor, Tensor], bool]) -> bool:
+def _same(
+    close: Callable[[Tensor, Tensor], bool], one: list[Tensor], other: list[Tensor]
+) -> bool:
     return len(one) == len(other) and all(map(close, one, other))
 
 

@@ -55,13 +55,13 @@ def vectors(backbone: Backbone, texts: list[str] = TEXTS, **options: Any) -> np.
 
 def big_bird() -> Any:
     options = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1}
-    usual = {**tiny._usual(), "max_position_embeddings": 128}
+    usual = {**tiny.usual(), "max_position_embeddings": 128}
     return BigBirdModel(BigBirdConfig(**usual, **options))
 
 
 def dynamic_rope() -> Any:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
-    usual = {**tiny._usual(num_key_value_heads=1), "max_position_embeddings": 16}
+    usual = {**tiny.usual(num_key_value_heads=1), "max_position_embeddings": 16}
     return LlamaModel(LlamaConfig(**usual, rope_parameters=rope))
 
 
@@ -73,11 +73,11 @@ def long_rope() -> Any:
         "short_factor": [1.0] * 4,
         "long_factor": [8.0] * 4,
     }
-    return Phi3Model(Phi3Config(**tiny._usual(num_key_value_heads=1), rope_parameters=rope))
+    return Phi3Model(Phi3Config(**tiny.usual(num_key_value_heads=1), rope_parameters=rope))
 
 
 def opt() -> Any:
-    sizes = {**tiny._usual(), "ffn_dim": 24, "word_embed_proj_dim": tiny.WIDTH}
+    sizes = {**tiny.usual(), "ffn_dim": 24, "word_embed_proj_dim": tiny.WIDTH}
     return OPTModel(OPTConfig(**sizes, layerdrop=0.9))
 
 
