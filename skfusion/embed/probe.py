@@ -272,9 +272,7 @@ class _Look:
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _same(
-    close: Callable[[Tensor, Tensor], bool], one: list[Tensor], other: list[Tensor]
-) -> bool:
+def _same(close: Callable[[Tensor, Tensor], bool], one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(close, one, other))
 
 
@@ -320,10 +318,12 @@ def _by_setting(name: str, value: Any) -> str:
         return "single"
     if name == "moe_eval_capacity_token_fraction" and value != 1:
         return "single"
-    # Frequencies are chosen, or blocks made, by the longest text.
+    # Frequencies are chosen, blocks made and ties broken by the length of the longest text.
     if name in ("rope_type", "type") and ("dynamic" in str(value) or value in ("longrope", "su")):
         return "equal"
     if (name, value) in {("attention_type", "block_sparse"), ("use_dynamic_ntk", True)}:
+        return "equal"
+    if name in ("index_topk", "keep_window_size") and value is not None:
         return "equal"
     return "padded"
 

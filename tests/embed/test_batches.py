@@ -158,6 +158,8 @@ def test_padding_is_seen_in_half_precision_too(dtype):
         ({"text_config": {"rope_parameters": {"rope_type": "dynamic"}}}, "equal"),
         ({"attention_type": "block_sparse"}, "equal"),
         ({"attention_type": "original_full"}, "padded"),
+        ({"index_topk": 2048}, "equal"),
+        ({"keep_window_size": 2048}, "equal"),
         ({"moe_eval_capacity_token_fraction": 0.5}, "single"),
         ({"moe_eval_capacity_token_fraction": 1.0}, "padded"),
         ({"quantization_config": {"load_in_8bit": True}}, "single"),
