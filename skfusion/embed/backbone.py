@@ -270,8 +270,12 @@ class Backbone:
 
     def _looks_like(self, identity: str) -> bool:
         """Whether the model has that identity, as far as can be seen in a few milliseconds."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return True  # another thread computes, and has looked
+        try:
             return self._state().looks_like(identity.removeprefix("memory:"))
+        finally:
+            self._lock.release()
 
     def _state(self) -> Identity:
         from .identity import Identity

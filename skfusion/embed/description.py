@@ -40,14 +40,15 @@ _IRRELEVANT = frozenset(
         *("use_cache", "_post_init_done"),
     }
 )
-#: What torch keeps on every module, among it the flag of train mode.
-_INTERNAL = frozenset({*vars(torch.nn.Module()), "_hf_hook"})
+#: What torch keeps on every module, among it the flag of train mode, and notes of accelerate and
+#: peft: each layer with an adapter says itself which one is active.
+_INTERNAL = frozenset({*vars(torch.nn.Module()), "_hf_hook", "active_adapter", "peft_config"})
 #: What transformers notes down on a model beside private attributes.
 _NOTED = frozenset(
     {
         *("all_tied_weights_keys", "config_class", "dtype_plan", "generation_config"),
         *("gradient_checkpointing", "hf_device_map", "hf_quantizer", "is_parallelizable"),
-        *("is_quantized", "model_parallel", "name_or_path", "peft_config", "quantization_method"),
+        *("is_quantized", "model_parallel", "name_or_path", "quantization_method"),
         *("supports_gradient_checkpointing", "warnings_issued"),
     }
 )
@@ -92,13 +93,16 @@ def here_alone(thing: Any) -> tuple[Any, ...]:
 
 def module_tensors(module: Any) -> dict[str, Tensor]:
     """Return the parameters, the buffers and the tensors among the attributes of one module."""
-    found = [getattr(module, "_parameters", None), getattr(module, "_buffers", None)]
-    every = [*found, getattr(module, "__dict__", None)]
+    places = (getattr(module, name, None) for name in ("_parameters", "_buffers", "__dict__"))
+    # These frequencies are computed in each forward, out of the config and the original ones.
+    passing = "long" in str(getattr(module, "rope_type", ""))
     return {
         key: value
-        for there in every
+        for there in places
         for key, value in (there or {}).items()
-        if isinstance(value, Tensor) and not is_lazy(value)
+        if isinstance(value, Tensor)
+        and not is_lazy(value)
+        and not (passing and key.endswith("inv_freq") and "original" not in key)
     }
 
 

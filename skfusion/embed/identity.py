@@ -159,7 +159,7 @@ def _version(tensor: Tensor) -> int | None:
 # --- what a model is --------------------------------------------------------------------------
 
 #: Bytes of weights in main memory whose every bit is looked at in each `fit`; of more, samples.
-_LOOKED_AT = 2**29
+_LOOKED_AT = 2**28
 
 
 class Identity:
@@ -273,25 +273,20 @@ def _saved_otherwise(module: torch.nn.Module, describe: Description) -> Iterator
 
 
 def _tensors(modules: dict[str, Any]) -> dict[str, Tensor]:
-    """Return all tensors of modules by name; weights that accelerate has put away from where."""
-    found = {}
-    for name, module in modules.items():
-        for key, tensor in module_tensors(module).items():
-            found[f"{name}.{key}"] = _put_away(module, key) if tensor.is_meta else tensor
-    empty = [name for name, tensor in found.items() if tensor is None]
+    """Return all tensors of modules by name."""
+    found = {
+        f"{name}.{key}": tensor
+        for name, module in modules.items()
+        for key, tensor in module_tensors(module).items()
+    }
+    empty = [name for name, tensor in found.items() if tensor.is_meta]
     if empty:
         raise ValueError(
-            f"{len(empty)} weights of the model have no data, for example {empty[0]!r}: they are "
-            f"on the device 'meta'. Load them, with from_pretrained or load_state_dict(..., "
-            f"assign=True), before embedding."
+            f"{len(empty)} tensors of the model have no data, for example {empty[0]!r}: they are "
+            f"on the meta device. Load the model whole, with from_pretrained or "
+            f"load_state_dict(..., assign=True)."
         )
     return found
-
-
-def _put_away(module: Any, key: str) -> Any:
-    hook = getattr(module, "_hf_hook", None)
-    maps = (getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook]))
-    return next((weights[key] for weights in maps if weights is not None), None)
 
 
 def tokenizer_state(tokenizer: Any) -> Any:
