@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -329,8 +330,8 @@ class Backbone:
                 )
             encoded = self.tokenizer(list(texts), padding=False, **options)
             ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
-            highest = max((max(row) for row in ids if row), default=0)
-            lowest = min((min(row) for row in ids if row), default=0)
+            highest = index(max((max(row) for row in ids if row), default=0))
+            lowest = index(min((min(row) for row in ids if row), default=0))
             if len(ids) != len(texts) or (limit is not None and max(map(len, ids)) > limit):
                 longest = max(map(len, ids), default=0)
                 raise IndexError(f"{len(ids)} lists of up to {longest} ids for {len(texts)} texts")

@@ -78,7 +78,7 @@ def _resolve_folder(path: str, trust_remote_code: bool) -> Source:
         place = look_into(path)
     except OSError as error:
         raise OSError(f"Cannot load model {path!r}. {error}") from error
-    location = os.path.join(path, place.subfolder)
+    location = os.path.join(path, place.subfolder) if place.subfolder else path
     if place.gguf is not None:
         return _resolve_gguf(os.path.join(location, place.gguf))
     identity = f"folder:{folder_digest(path)}"
