@@ -84,6 +84,28 @@ def _gqa(name: str, **options: Any) -> Callable[[], Any]:
     return _plain(name, **usual(num_key_value_heads=1, **options))
 
 
+#: Attention to the best keys alone.
+_SPARSE = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8}
+
+
+def _deepseek(name: str, **options: Any) -> Callable[[], Any]:
+    more = {
+        "num_key_value_heads": 2,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 8,
+        "first_k_dense_replace": 1,
+    }
+    return _plain(name, **usual(**more, **options))
+
+
 def _t5(name: str, **options: Any) -> Callable[[], Any]:
     more = {"d_model": WIDTH, "num_layers": DEPTH, "num_decoder_layers": 1, "num_heads": 2}
     return _plain(name, **sizes(**more, d_kv=8, d_ff=24, decoder_start_token_id=0, **options))
@@ -316,23 +338,10 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         "Qwen3Moe", head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
     ),
     "OLMoE": _gqa("Olmoe", num_experts=4, num_experts_per_tok=2),
-    "DeepSeek-V3": _plain(
-        "DeepseekV3",
-        **usual(
-            num_key_value_heads=2,
-            q_lora_rank=8,
-            kv_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=4,
-            v_head_dim=8,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            moe_intermediate_size=8,
-            first_k_dense_replace=1,
-        ),
-    ),
+    "DeepSeek-V3": _deepseek("DeepseekV3"),
+    "DeepSeek-V3.2": _deepseek("DeepseekV32", **_SPARSE),
+    "GLM-5": _deepseek("GlmMoeDsa", **_SPARSE),
+    "Doge (dynamic mask)": _gqa("Doge", keep_window_size=4),
     "Gemma": _gqa("Gemma", head_dim=8),
     "Gemma 2": _gqa("Gemma2", head_dim=8, sliding_window=4),
     "Gemma 3": _plain(
@@ -361,6 +370,19 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "SmolLM3": _gqa("SmolLM3"),
     "Granite": _gqa("Granite"),
     "StarCoder2": _gqa("Starcoder2", sliding_window=4),
+    "Gemma 3n": _gqa(
+        "Gemma3nText",
+        intermediate_size=[24] * DEPTH,
+        head_dim=8,
+        sliding_window=4,
+        vocab_size_per_layer_input=160,
+        hidden_size_per_layer_input=8,
+        altup_num_inputs=2,
+        laurel_rank=4,
+        num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        activation_sparsity_pattern=[0.0] * DEPTH,
+    ),
     "Gemma 4": _gqa(
         "Gemma4Text",
         head_dim=8,
@@ -497,6 +519,15 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "RWKV": _plain(
         "Rwkv", **sizes(hidden_size=WIDTH, num_hidden_layers=DEPTH, context_length=POSITIONS)
+    ),
+    "RWKV (rescaled)": _plain(
+        "Rwkv",
+        **sizes(
+            hidden_size=WIDTH,
+            num_hidden_layers=DEPTH,
+            context_length=POSITIONS,
+            rescale_every=2,
+        ),
     ),
     "xLSTM": _plain(
         "xLSTM",
@@ -743,11 +774,12 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-#: What a Backbone decides about batches, in the README's words.
+#: What a Backbone decides, in the README's words.
 HOW = {
     "padded": "in padded batches",
     "equal": "in batches of equal length",
     "single": "one text at a time",
+    "last": "the last layer alone",
     "refused": "refused in `fit`",
 }
 
@@ -806,8 +838,8 @@ def make_texts() -> list[str]:
 class Found:
     """What the package makes of a family."""
 
-    batching: str  # "padded", "equal", "single" or "refused"
-    message: str = ""  # why it is refused
+    outcome: str  # "padded", "equal", "single", "last" or "refused"
+    message: str = ""  # why all layers or the inner ones are refused
     error: float = 0.0  # largest difference, relative to the largest value of the layer by hand
     off: float = 0.0  # largest difference
     way: str = ""  # of embedding, where that is
@@ -820,55 +852,61 @@ def sweep(name: str) -> Found:
     backbone = Backbone(copy.deepcopy(model), tokenizer)
     # Some models are longer than their config's limit says, which is where they change.
     embedder = LLMLayerEmbedder(backbone, pooling=list(POOLINGS), max_length=48)
+    embedder.set_params(batch_tokens=10**6, memory=VectorStore(dtype="float32"))
+    message = ""
     try:
-        embedder.set_params(memory=VectorStore(dtype="float32")).fit(texts)
+        layers = list(range(embedder.fit(texts).n_layers_ + 1))
     except (TypeError, ValueError) as refusal:
         return Found("refused", str(refusal))
+    try:
+        embedder.set_params(layer=layers).fit(texts)
+    except ValueError as refusal:
+        layers, message = layers[-1:], str(refusal)
+        embedder.set_params(layer=layers).fit(texts)
     states = [states_of(model, tokenizer(text)["input_ids"]) for text in texts]
     expected = np.array(
-        [[[by_hand(p, state) for p in POOLINGS] for state in each] for each in states]
+        [[[by_hand(p, state[k]) for p in POOLINGS] for k in layers] for state in states]
     )
-    largest = np.array([[[[np.abs(state).max()]] for state in each] for each in states])
+    largest = np.array([[[[np.abs(state[k]).max()]] for k in layers] for state in states])
     worst = Found("")
-    for way, rows, layers in _ways(embedder, texts):
-        shape = (len(rows), len(layers), *expected.shape[2:])
+    for way, rows, columns in _ways(embedder, texts, layers):
+        shape = (len(rows), len(columns), *expected.shape[2:])
         made = embedder.transform([texts[i] for i in rows]).reshape(shape)
-        apart = np.abs(made - expected[np.ix_(rows, layers)])
-        error = float((apart / largest[np.ix_(rows, layers)]).max())
+        apart = np.abs(made - expected[np.ix_(rows, columns)])
+        error = float((apart / largest[np.ix_(rows, columns)]).max())
         if error > worst.error:
-            worst = Found("", error=error, off=float(apart.max()), way=way)
-    return dataclasses.replace(worst, batching=backbone._probe.batching)
+            worst = Found("", message, error, float(apart.max()), way)
+    return dataclasses.replace(worst, outcome="last" if message else backbone._probe.batching)
 
 
 def _ways(
-    embedder: LLMLayerEmbedder, texts: list[str]
+    embedder: LLMLayerEmbedder, texts: list[str], layers: list[int]
 ) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Set the embedder to each way, and yield its name, the texts and the layers to ask for."""
-    rows, layers = list(range(len(texts))), list(range(embedder.n_layers_ + 1))
+    """Set the embedder to each way, and yield its name, and which texts and layers it is of."""
+    rows, columns = list(range(len(texts))), list(range(len(layers)))
     longest = [int(np.argmax([len(text) for text in texts]))]
-    embedder.set_params(layer=layers, batch_tokens=10**6).fit(texts)
-    yield "in one batch", rows, layers
+    yield "in one batch", rows, columns
     embedder.set_params(batch_tokens=1).store_.clear()
-    yield "one by one, the longest first", rows, layers
+    yield "one by one, the longest first", rows, columns
     embedder.store_.clear()
-    yield "the longest after a short one", longest, layers
+    yield "the longest after a short one", longest, columns
     embedder.model.model.train()
     embedder.set_params(batch_tokens=10**6).fit(texts).store_.clear()
-    yield "in training mode", rows, layers
+    yield "in training mode", rows, columns
+    assert all(module.training for module in embedder.model.model.modules())
     memory = VectorStore(dtype="float32", layers="requested")
-    embedder.set_params(layer=[1], memory=memory).fit(texts).store_.clear()
-    yield "up to layer 1", rows, [1]
+    embedder.set_params(layer=layers[:2][-1:], memory=memory).fit(texts).store_.clear()
+    yield "up to layer 1", rows, columns[:2][-1:]
 
 
-def table(batching: Mapping[str, str]) -> str:
+def table(outcomes: Mapping[str, str]) -> str:
     """Return the README's table of what is made of each family."""
     lines = ["| how | families |", "| --- | --- |"]
-    for way, how in HOW.items():
-        lines.append(
-            f"| {how} | {', '.join(name for name in batching if batching[name] == way)} |"
-        )
+    for outcome, how in HOW.items():
+        names = (name for name, found in outcomes.items() if found == outcome)
+        lines.append(f"| {how} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table({name: sweep(name).batching for name in BUILDERS}))
+    sys.stdout.write(table({name: sweep(name).outcome for name in BUILDERS}))
