@@ -858,11 +858,12 @@ def sweep(name: str) -> Found:
         layers = list(range(embedder.fit(texts).n_layers_ + 1))
     except (TypeError, ValueError) as refusal:
         return Found("refused", str(refusal))
-    try:
-        embedder.set_params(layer=layers).fit(texts)
+    try:  # what a forward has to show is known at the first one
+        embedder.set_params(layer=layers).fit(texts).transform(texts[:1])
     except ValueError as refusal:
         layers, message = layers[-1:], str(refusal)
         embedder.set_params(layer=layers).fit(texts)
+    embedder.store_.clear()
     states = [states_of(model, tokenizer(text)["input_ids"]) for text in texts]
     expected = np.array(
         [[[by_hand(p, state[k]) for p in POOLINGS] for k in layers] for state in states]
