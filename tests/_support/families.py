@@ -829,9 +829,9 @@ def states_of(model: Any, ids: list[int]) -> list[np.ndarray]:
 
 
 def make_texts() -> list[str]:
-    """Make eight texts of 1 to 40 tokens, the longest in between."""
+    """Make eight texts of 1 to 40 tokens, some of equal length, the longest in between."""
     rng = np.random.default_rng(0)
-    return [" ".join(rng.choice(WORDS[:26], size=n)) for n in (3, 1, 40, 9, 2, 17, 30, 5)]
+    return [" ".join(rng.choice(WORDS[:26], size=n)) for n in (3, 1, 40, 9, 3, 17, 40, 30)]
 
 
 @dataclass(frozen=True)
