@@ -182,6 +182,17 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "EuroBERT": _gqa("EuroBert"),
     "NomicBERT": _plain("NomicBert", **usual()),
+    "GTE": _plain("Gte", **usual()),
+    "jina-embeddings-v3": _plain("JinaEmbeddingsV3", **usual()),
+    "EmbeddingGemma 2": _gqa(
+        "EmbeddingGemma2Text",
+        head_dim=8,
+        global_head_dim=8,
+        sliding_window=4,
+        sliding_window_pattern=2,
+        hidden_size_per_layer_input=8,
+        embedding_dim=8,
+    ),
     "Ernie": _plain("Ernie", **usual()),
     "MegatronBERT": _plain("MegatronBert", **usual()),
     "RemBERT": _plain("RemBert", **usual(input_embedding_size=8)),
@@ -517,6 +528,17 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         chunk_size=8,
         head_dim=8,
     ),
+    "OLMo hybrid": _gqa("OlmoHybrid"),
+    "Qwen3.5": _gqa(
+        "Qwen3_5Text",
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        rope_parameters=_rope("default", mrope_section=[1, 1, 1], partial_rotary_factor=1.0),
+    ),
     "RWKV": _plain(
         "Rwkv", **sizes(hidden_size=WIDTH, num_hidden_layers=DEPTH, context_length=POSITIONS)
     ),
@@ -711,6 +733,25 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         vision_start_token_id=157,
         vision_end_token_id=156,
     ),
+    "Mistral 3": _plain(
+        "Mistral3",
+        text_config=_text("mistral", num_key_value_heads=1, head_dim=8),
+        vision_config=_vision(model_type="pixtral", head_dim=8),
+        image_token_index=159,
+        spatial_merge_size=1,
+    ),
+    "SmolVLM": _plain(
+        "SmolVLM",
+        text_config=_text("llama", num_key_value_heads=1),
+        vision_config=_vision(),
+        image_token_id=159,
+    ),
+    "ModernVBERT": _plain(
+        "ModernVBert",
+        text_config=_text("modernbert", local_attention=8, cls_token_id=2),
+        vision_config=_vision(model_type="siglip_vision_model"),
+        image_token_id=159,
+    ),
     "Voxtral": _plain(
         "Voxtral",
         text_config=_text("llama", num_key_value_heads=1, head_dim=8),
@@ -809,23 +850,28 @@ def states_of(model: Any, ids: list[int]) -> list[np.ndarray]:
 
     Where that has another width than the blocks, the last is what the last block gives.
     """
-    model = copy.deepcopy(model)  # some change themselves for good
-    before: list[Any] = []
-    narrow = getattr(getattr(model, "decoder", None), "project_out", None)
-    if narrow is not None:
-        narrow.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+    part = text_part(copy.deepcopy(model))  # some change themselves for good
+    given: list[Any] = []
+    if (block := _last_block(part)) is not None:
+        block.register_forward_hook(lambda module, args, output: given.append(output))
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # as the package does where a forward draws
-        output = text_part(model)(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        output = part(input_ids=torch.tensor([ids]), output_hidden_states=True)
     states = list(output.hidden_states)
+    width = states[0].shape[-1]
     # A causal model's output has no last_hidden_state, and its last hidden state is that.
     last = getattr(output, "last_hidden_state", states[-1])
-    if before:
-        states[-1] = before[0]
-    elif last.shape[-1] == states[0].shape[-1]:
+    if last.shape[-1] == width:
         states[-1] = last
+    elif states[-1].shape[-1] != width:
+        states[-1] = given[0][0] if isinstance(given[0], tuple) else given[0]
     # Window and block attention pad inside; the real tokens come first.
     return [state[0, : len(ids)].double().numpy() for state in states]
+
+
+def _last_block(model: Any) -> Any:
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    return next((blocks[-1] for blocks in lists if len(blocks) == DEPTH), None)
 
 
 def make_texts() -> list[str]:
