@@ -84,6 +84,28 @@ def _gqa(name: str, **options: Any) -> Callable[[], Any]:
     return _plain(name, **usual(num_key_value_heads=1, **options))
 
 
+#: Attention to the best keys alone.
+_SPARSE = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8}
+
+
+def _deepseek(name: str, **options: Any) -> Callable[[], Any]:
+    more = {
+        "num_key_value_heads": 2,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 8,
+        "first_k_dense_replace": 1,
+    }
+    return _plain(name, **usual(**more, **options))
+
+
 def _t5(name: str, **options: Any) -> Callable[[], Any]:
     more = {"d_model": WIDTH, "num_layers": DEPTH, "num_decoder_layers": 1, "num_heads": 2}
     return _plain(name, **sizes(**more, d_kv=8, d_ff=24, decoder_start_token_id=0, **options))
@@ -160,6 +182,17 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     ),
     "EuroBERT": _gqa("EuroBert"),
     "NomicBERT": _plain("NomicBert", **usual()),
+    "GTE": _plain("Gte", **usual()),
+    "jina-embeddings-v3": _plain("JinaEmbeddingsV3", **usual()),
+    "EmbeddingGemma 2": _gqa(
+        "EmbeddingGemma2Text",
+        head_dim=8,
+        global_head_dim=8,
+        sliding_window=4,
+        sliding_window_pattern=2,
+        hidden_size_per_layer_input=8,
+        embedding_dim=8,
+    ),
     "Ernie": _plain("Ernie", **usual()),
     "MegatronBERT": _plain("MegatronBert", **usual()),
     "RemBERT": _plain("RemBert", **usual(input_embedding_size=8)),
@@ -316,23 +349,10 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         "Qwen3Moe", head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
     ),
     "OLMoE": _gqa("Olmoe", num_experts=4, num_experts_per_tok=2),
-    "DeepSeek-V3": _plain(
-        "DeepseekV3",
-        **usual(
-            num_key_value_heads=2,
-            q_lora_rank=8,
-            kv_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=4,
-            v_head_dim=8,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            moe_intermediate_size=8,
-            first_k_dense_replace=1,
-        ),
-    ),
+    "DeepSeek-V3": _deepseek("DeepseekV3"),
+    "DeepSeek-V3.2": _deepseek("DeepseekV32", **_SPARSE),
+    "GLM-5": _deepseek("GlmMoeDsa", **_SPARSE),
+    "Doge (dynamic mask)": _gqa("Doge", keep_window_size=4),
     "Gemma": _gqa("Gemma", head_dim=8),
     "Gemma 2": _gqa("Gemma2", head_dim=8, sliding_window=4),
     "Gemma 3": _plain(
@@ -361,6 +381,19 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "SmolLM3": _gqa("SmolLM3"),
     "Granite": _gqa("Granite"),
     "StarCoder2": _gqa("Starcoder2", sliding_window=4),
+    "Gemma 3n": _gqa(
+        "Gemma3nText",
+        intermediate_size=[24] * DEPTH,
+        head_dim=8,
+        sliding_window=4,
+        vocab_size_per_layer_input=160,
+        hidden_size_per_layer_input=8,
+        altup_num_inputs=2,
+        laurel_rank=4,
+        num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        activation_sparsity_pattern=[0.0] * DEPTH,
+    ),
     "Gemma 4": _gqa(
         "Gemma4Text",
         head_dim=8,
@@ -495,8 +528,28 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         chunk_size=8,
         head_dim=8,
     ),
+    "OLMo hybrid": _gqa("OlmoHybrid"),
+    "Qwen3.5": _gqa(
+        "Qwen3_5Text",
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        rope_parameters=_rope("default", mrope_section=[1, 1, 1], partial_rotary_factor=1.0),
+    ),
     "RWKV": _plain(
         "Rwkv", **sizes(hidden_size=WIDTH, num_hidden_layers=DEPTH, context_length=POSITIONS)
+    ),
+    "RWKV (rescaled)": _plain(
+        "Rwkv",
+        **sizes(
+            hidden_size=WIDTH,
+            num_hidden_layers=DEPTH,
+            context_length=POSITIONS,
+            rescale_every=2,
+        ),
     ),
     "xLSTM": _plain(
         "xLSTM",
@@ -680,6 +733,25 @@ BUILDERS: dict[str, Callable[[], Any]] = {
         vision_start_token_id=157,
         vision_end_token_id=156,
     ),
+    "Mistral 3": _plain(
+        "Mistral3",
+        text_config=_text("mistral", num_key_value_heads=1, head_dim=8),
+        vision_config=_vision(model_type="pixtral", head_dim=8),
+        image_token_index=159,
+        spatial_merge_size=1,
+    ),
+    "SmolVLM": _plain(
+        "SmolVLM",
+        text_config=_text("llama", num_key_value_heads=1),
+        vision_config=_vision(),
+        image_token_id=159,
+    ),
+    "ModernVBERT": _plain(
+        "ModernVBert",
+        text_config=_text("modernbert", local_attention=8, cls_token_id=2),
+        vision_config=_vision(model_type="siglip_vision_model"),
+        image_token_id=159,
+    ),
     "Voxtral": _plain(
         "Voxtral",
         text_config=_text("llama", num_key_value_heads=1, head_dim=8),
@@ -743,11 +815,12 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-#: What a Backbone decides about batches, in the README's words.
+#: What a Backbone decides, in the README's words.
 HOW = {
     "padded": "in padded batches",
     "equal": "in batches of equal length",
     "single": "one text at a time",
+    "last": "the last layer alone",
     "refused": "refused in `fit`",
 }
 
@@ -777,37 +850,42 @@ def states_of(model: Any, ids: list[int]) -> list[np.ndarray]:
 
     Where that has another width than the blocks, the last is what the last block gives.
     """
-    model = copy.deepcopy(model)  # some change themselves for good
-    before: list[Any] = []
-    narrow = getattr(getattr(model, "decoder", None), "project_out", None)
-    if narrow is not None:
-        narrow.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+    part = text_part(copy.deepcopy(model))  # some change themselves for good
+    given: list[Any] = []
+    if (block := _last_block(part)) is not None:
+        block.register_forward_hook(lambda module, args, output: given.append(output))
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # as the package does where a forward draws
-        output = text_part(model)(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        output = part(input_ids=torch.tensor([ids]), output_hidden_states=True)
     states = list(output.hidden_states)
+    width = states[0].shape[-1]
     # A causal model's output has no last_hidden_state, and its last hidden state is that.
     last = getattr(output, "last_hidden_state", states[-1])
-    if before:
-        states[-1] = before[0]
-    elif last.shape[-1] == states[0].shape[-1]:
+    if last.shape[-1] == width:
         states[-1] = last
+    elif states[-1].shape[-1] != width:
+        states[-1] = given[0][0] if isinstance(given[0], tuple) else given[0]
     # Window and block attention pad inside; the real tokens come first.
     return [state[0, : len(ids)].double().numpy() for state in states]
 
 
+def _last_block(model: Any) -> Any:
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    return next((blocks[-1] for blocks in lists if len(blocks) == DEPTH), None)
+
+
 def make_texts() -> list[str]:
-    """Make eight texts of 1 to 40 tokens, the longest in between."""
+    """Make eight texts of 1 to 40 tokens, some of equal length, the longest in between."""
     rng = np.random.default_rng(0)
-    return [" ".join(rng.choice(WORDS[:26], size=n)) for n in (3, 1, 40, 9, 2, 17, 30, 5)]
+    return [" ".join(rng.choice(WORDS[:26], size=n)) for n in (3, 1, 40, 9, 3, 17, 40, 30)]
 
 
 @dataclass(frozen=True)
 class Found:
     """What the package makes of a family."""
 
-    batching: str  # "padded", "equal", "single" or "refused"
-    message: str = ""  # why it is refused
+    outcome: str  # "padded", "equal", "single", "last" or "refused"
+    message: str = ""  # why all layers or the inner ones are refused
     error: float = 0.0  # largest difference, relative to the largest value of the layer by hand
     off: float = 0.0  # largest difference
     way: str = ""  # of embedding, where that is
@@ -820,55 +898,62 @@ def sweep(name: str) -> Found:
     backbone = Backbone(copy.deepcopy(model), tokenizer)
     # Some models are longer than their config's limit says, which is where they change.
     embedder = LLMLayerEmbedder(backbone, pooling=list(POOLINGS), max_length=48)
+    embedder.set_params(batch_tokens=10**6, memory=VectorStore(dtype="float32"))
+    message = ""
     try:
-        embedder.set_params(memory=VectorStore(dtype="float32")).fit(texts)
+        layers = list(range(embedder.fit(texts).n_layers_ + 1))
     except (TypeError, ValueError) as refusal:
         return Found("refused", str(refusal))
+    try:  # what a forward has to show is known at the first one
+        embedder.set_params(layer=layers).fit(texts).transform(texts[:1])
+    except ValueError as refusal:
+        layers, message = layers[-1:], str(refusal)
+        embedder.set_params(layer=layers).fit(texts)
+    embedder.store_.clear()
     states = [states_of(model, tokenizer(text)["input_ids"]) for text in texts]
     expected = np.array(
-        [[[by_hand(p, state) for p in POOLINGS] for state in each] for each in states]
+        [[[by_hand(p, state[k]) for p in POOLINGS] for k in layers] for state in states]
     )
-    largest = np.array([[[[np.abs(state).max()]] for state in each] for each in states])
+    largest = np.array([[[[np.abs(state[k]).max()]] for k in layers] for state in states])
     worst = Found("")
-    for way, rows, layers in _ways(embedder, texts):
-        shape = (len(rows), len(layers), *expected.shape[2:])
+    for way, rows, columns in _ways(embedder, texts, layers):
+        shape = (len(rows), len(columns), *expected.shape[2:])
         made = embedder.transform([texts[i] for i in rows]).reshape(shape)
-        apart = np.abs(made - expected[np.ix_(rows, layers)])
-        error = float((apart / largest[np.ix_(rows, layers)]).max())
+        apart = np.abs(made - expected[np.ix_(rows, columns)])
+        error = float((apart / largest[np.ix_(rows, columns)]).max())
         if error > worst.error:
-            worst = Found("", error=error, off=float(apart.max()), way=way)
-    return dataclasses.replace(worst, batching=backbone._probe.batching)
+            worst = Found("", message, error, float(apart.max()), way)
+    return dataclasses.replace(worst, outcome="last" if message else backbone._probe.batching)
 
 
 def _ways(
-    embedder: LLMLayerEmbedder, texts: list[str]
+    embedder: LLMLayerEmbedder, texts: list[str], layers: list[int]
 ) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Set the embedder to each way, and yield its name, the texts and the layers to ask for."""
-    rows, layers = list(range(len(texts))), list(range(embedder.n_layers_ + 1))
+    """Set the embedder to each way, and yield its name, and which texts and layers it is of."""
+    rows, columns = list(range(len(texts))), list(range(len(layers)))
     longest = [int(np.argmax([len(text) for text in texts]))]
-    embedder.set_params(layer=layers, batch_tokens=10**6).fit(texts)
-    yield "in one batch", rows, layers
+    yield "in one batch", rows, columns
     embedder.set_params(batch_tokens=1).store_.clear()
-    yield "one by one, the longest first", rows, layers
+    yield "one by one, the longest first", rows, columns
     embedder.store_.clear()
-    yield "the longest after a short one", longest, layers
+    yield "the longest after a short one", longest, columns
     embedder.model.model.train()
     embedder.set_params(batch_tokens=10**6).fit(texts).store_.clear()
-    yield "in training mode", rows, layers
+    yield "in training mode", rows, columns
+    assert all(module.training for module in embedder.model.model.modules())
     memory = VectorStore(dtype="float32", layers="requested")
-    embedder.set_params(layer=[1], memory=memory).fit(texts).store_.clear()
-    yield "up to layer 1", rows, [1]
+    embedder.set_params(layer=layers[:2][-1:], memory=memory).fit(texts).store_.clear()
+    yield "up to layer 1", rows, columns[:2][-1:]
 
 
-def table(batching: Mapping[str, str]) -> str:
+def table(outcomes: Mapping[str, str]) -> str:
     """Return the README's table of what is made of each family."""
     lines = ["| how | families |", "| --- | --- |"]
-    for way, how in HOW.items():
-        lines.append(
-            f"| {how} | {', '.join(name for name in batching if batching[name] == way)} |"
-        )
+    for outcome, how in HOW.items():
+        names = (name for name, found in outcomes.items() if found == outcome)
+        lines.append(f"| {how} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table({name: sweep(name).batching for name in BUILDERS}))
+    sys.stdout.write(table({name: sweep(name).outcome for name in BUILDERS}))
