@@ -289,13 +289,18 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 def _rows(backbone: Backbone) -> tuple[list[int], list[int], list[int]]:
     """Return token ids of a short text, of another that is as long, and of a longer one."""
+    valid, n = backbone._vocabulary, _SHORT + _LONG
     try:
-        ids = backbone._tokenize([_TEXT], None, None).ids[0]
+        found = backbone._tokenize([_TEXT], None, None).ids[0]
     except Exception:  # a tokenizer of another language than ours
-        ids = []
-    valid = backbone._vocabulary
-    ids = [i for i in ids if valid is None or 0 <= i < valid] or list(range(valid or 2))[:_LONG]
-    ids *= _SHORT + _LONG
+        found = []
+    # All different, or nothing would show: it may be <unk> that a tokenizer makes of each word.
+    ids = [i for i in dict.fromkeys(found) if valid is None or 0 <= i < valid]
+    if len(ids) < n and valid is not None:
+        special = getattr(backbone.tokenizer, "all_special_ids", ())
+        spread = (i * valid // (2 * n) for i in range(2 * n))
+        ids = list(dict.fromkeys([*ids, *(i for i in spread if i not in special)]))
+    ids = (ids or [0, 1]) * n
     limits = position_limit(backbone._config)[0], backbone._table_rows
     limit = min((n for n in limits if n is not None), default=_LONG)
     short, long = max(1, min(_SHORT, limit - 1)), min(_LONG, limit)
