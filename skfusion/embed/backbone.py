@@ -267,6 +267,7 @@ class Backbone:
     def _identity(self) -> str:
         """Return a digest of all that decides what the model computes now."""
         with self._lock:
+            self._settle()
             return f"memory:{self._state().digest()}"
 
     def _looks_like(self, identity: str) -> bool:
@@ -432,13 +433,24 @@ class Backbone:
             if self._kept is not None:
                 self._kept.restore()
 
+    def _settle(self) -> None:
+        """Let a model that rescales its weights in its first pass, RWKV's, do so before it."""
+        from .identity import computing
+
+        if callable(rescale := getattr(self._body, "_rescale_layers", None)):
+            with computing(self._body):
+                rescale()
+
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
         """Hold the lock, and keep the model in evaluation mode and as it is over each forward."""
         from .identity import computing
 
-        with self._lock, self._state().own_changes(), computing(self._body) as kept:
-            before, self._kept = self._kept, kept
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._lock)
+            stack.enter_context(self._state().own_changes())
+            self._settle()
+            before, self._kept = self._kept, stack.enter_context(computing(self._body))
             try:
                 yield
             finally:

@@ -103,6 +103,7 @@ def test_memory_that_runs_out_leaves_the_batches_as_they_must_be(change):
         "LongT5 (transient-global)",
         "GPT-1",
         "XLNet",
+        "RWKV (rescaled)",
     ],
 )
 def test_families_whose_batches_matter(name):
@@ -244,6 +245,25 @@ def test_a_tokenizer_of_another_language():
     made = embed(backbone, ["12345", "6", "78"])
     expected = one_by_one(lambda: StubModel(leaks), Digits(), ["12345", "6", "78"])
     np.testing.assert_allclose(made, expected, rtol=1e-6)
+
+
+def test_a_tokenizer_that_knows_no_word_of_ours():
+    class Unknown:
+        all_special_ids = (0, 1)
+
+        def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            return {
+                "input_ids": [[int(w) if w.isdigit() else 1 for w in t.split()] for t in texts]
+            }
+
+    class Table(StubModel):
+        def get_input_embeddings(self) -> Any:
+            return SimpleNamespace(weight=torch.zeros(100, 4))
+
+    backbone = Backbone(Table(mixes), Unknown())
+    texts = ["7 8 9", "70 80", "3"]
+    expected = one_by_one(lambda: StubModel(mixes), Unknown(), texts)
+    np.testing.assert_allclose(embed(backbone, texts), expected, rtol=1e-6)
 
 
 # --- blocks and their states ------------------------------------------------------------------
