@@ -96,7 +96,7 @@ def opt() -> Any:
 
 
 def mixtral() -> Any:
-    return MixtralModel(MixtralConfig(**tiny._usual(num_key_value_heads=1, num_local_experts=2)))
+    return MixtralModel(MixtralConfig(**tiny.usual(num_key_value_heads=1, num_local_experts=2)))
 
 
 ORDERED = {"big_bird": big_bird, "dynamic_rope": dynamic_rope, "long_rope": long_rope}
