@@ -109,12 +109,12 @@ def _without_peft(model: Any) -> Any:
 def _check_head(model: Any, base: Any) -> None:
     """Refuse a head that runs its base in a way that the base alone does not."""
     ours, theirs = (inspect.signature(part.forward).parameters for part in (model, base))
-    if "is_decoder" in ours and "is_decoder" in theirs:
-        if ours["is_decoder"].default != theirs["is_decoder"].default:
-            raise ValueError(
-                f"Cannot embed with {type(model).__name__}: it writes texts about what another "
-                f"part has seen, and its layers alone would read them in another way."
-            )
+    name = "is_decoder"
+    if name in ours and name in theirs and ours[name].default != theirs[name].default:
+        raise ValueError(
+            f"Cannot embed with {type(model).__name__}: it writes texts about what another part "
+            f"has seen, and its layers alone would read them in another way."
+        )
 
 
 def text_config(config: Any) -> Any:
@@ -198,8 +198,8 @@ def position_limit(config: Any) -> tuple[int | None, bool]:
 def table_rows(body: Any) -> int | None:
     """Return for how many tokens the table of positions has rows; None without one."""
     rows = []
-    for name, module in getattr(body, "named_modules", dict().items)():
-        weight = getattr(module, "weight", None)
+    for name, module in getattr(body, "named_modules", {}.items)():
+        weight: Any = getattr(module, "weight", None)
         if name.rpartition(".")[2] in _TABLES and getattr(weight, "ndim", 0) == 2:
             padding = getattr(module, "padding_idx", None)  # the first token's row is behind it
             rows.append(len(weight) - (0 if padding is None else padding + 1))

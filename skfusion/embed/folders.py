@@ -5,13 +5,13 @@ And what sentence-transformers keeps beside a model: its limit, its prompts, its
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ _OTHERS = (
         f"a checkpoint in a form that transformers does not load. {_WHOLE}",
     ),
 )
+
+
+#: What a folder of a model holds.
+MUST = "config.json, the weights and the tokenizer's files"
 
 
 def _any(names: Collection[str], *patterns: str) -> bool:
@@ -94,58 +98,54 @@ class Place:
 
 def look_into(folder: str) -> Place:
     """Return where the model lies in a folder; an OSError says what it holds if not one model."""
-    names = _names(folder)
-    first = first_module(lambda name: _existing(folder, name))
-    subfolder = first.subfolder if f"{first.subfolder}/config.json" in names else ""
+    read = partial(existing, folder)
+    first = first_module(read)
     if first.is_static:
         raise OSError(
             "It holds static embeddings of words (sentence-transformers), which have no layers."
         )
-    if subfolder:
-        folder = os.path.join(folder, subfolder)
-        names = _names(folder)
+    subfolder = first.subfolder if read(f"{first.subfolder}/config.json") else ""
+    folder = os.path.join(folder, subfolder)
+    names = set(os.listdir(folder))
     if not _is_whole(names):
-        ggufs = [name for name in names if name.lower().endswith(".gguf") and "/" not in name]
+        ggufs = [name for name in names if name.lower().endswith(".gguf")]
         ggufs = [name for name in ggufs if not name.startswith("mmproj")]  # reads pictures
         if len(ggufs) == 1:
             return Place(subfolder, ggufs[0])
-        commits = sorted(name for name in names if fnmatch(name, "snapshots/*"))
-        if commits:
-            raise OSError(
-                f"It is a folder of the hub's cache: give the model's hub id, or a snapshot such "
-                f"as {os.path.join(folder, *commits[0].split('/'))!r}."
-            )
-        config = _existing(folder, "config.json")
-        if config is not None and "pooling_mode" in Path(config).read_text(encoding="utf-8"):
-            raise OSError("It holds the pooling of a sentence-transformers model alone.")
-    what = describe(names)
-    if not what and not _is_whole(names):
-        what = "It must hold config.json, the weights and the tokenizer's files."
-    if not what and not _any(names, *_TOKENIZERS):
-        what = (
-            "It holds no tokenizer (tokenizer.json and tokenizer_config.json). Save the model's "
-            "own there with tokenizer.save_pretrained."
-        )
-    lost = _lost_shards(folder, names)
-    if lost:
-        what = f"It lacks {len(lost)} of the files that its index names, such as {lost[0]!r}."
-    if what:
+    if what := _trouble(folder, names):
         raise OSError(what)
     return Place(subfolder)
 
 
-def _names(folder: str) -> set[str]:
-    """Return the names of a folder's files and folders, and of those one level below."""
-    found = set()
-    for entry in os.scandir(folder):
-        found.add(entry.name)
-        if entry.is_dir():
-            with contextlib.suppress(OSError):
-                found.update(f"{entry.name}/{name}" for name in os.listdir(entry.path))
-    return found
+def _trouble(folder: str, names: Collection[str]) -> str:
+    """Say why a folder is not one whole model; "" if it is."""
+    if not _is_whole(names):
+        below = [entry for entry in os.scandir(folder) if entry.is_dir()]
+        inner = {entry.name: os.listdir(entry) for entry in below}
+        if commits := sorted(inner.get("snapshots", [])):
+            return (
+                f"It is a folder of the hub's cache: give the model's hub id, or a snapshot such "
+                f"as {os.path.join(folder, 'snapshots', commits[0])!r}."
+            )
+        config = existing(folder, "config.json")
+        if config is not None and "pooling_mode" in Path(config).read_text(encoding="utf-8"):
+            return "It holds the pooling of a sentence-transformers model alone."
+        names = {*names, *(f"{name}/{file}" for name, files in inner.items() for file in files)}
+        return describe(names) or f"It must hold {MUST}."
+    if what := describe(names):
+        return what
+    if lost := _lost_shards(folder, names):
+        return f"It lacks {len(lost)} of the files that its index names, such as {lost[0]!r}."
+    if not _any(names, *_TOKENIZERS):
+        return (
+            "It holds no tokenizer (tokenizer.json and tokenizer_config.json). Save the model's "
+            "own there with tokenizer.save_pretrained."
+        )
+    return ""
 
 
-def _existing(folder: str, name: str) -> str | None:
+def existing(folder: str, name: str) -> str | None:
+    """Return the path of a file in a folder, None where it is not there."""
     path = os.path.join(folder, name)
     return path if os.path.isfile(path) else None
 
@@ -170,6 +170,9 @@ class SentenceSettings:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+
+
+NO_SETTINGS = SentenceSettings()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which part of a model is embedded with, its depth and its limit; what cannot be used is named."""
+"""Which part of a model is used, its depth and its limit; what cannot be used is named."""
 
 from __future__ import annotations
 
@@ -592,7 +592,7 @@ ODD = {
 @pytest.mark.parametrize("kind", ODD)
 def test_a_tokenizer_that_gives_something_else(kind):
     embedder = LLMLayerEmbedder(Backbone(tiny.make_model("bert"), ODD[kind])).fit(["a", "b"])
-    with pytest.raises(TypeError, match="cannot be used as a tokenizer.*'input_ids'"):
+    with pytest.raises(TypeError, match=r"cannot be used as a tokenizer.*'input_ids'"):
         embedder.transform(["a", "b"])
 
 
