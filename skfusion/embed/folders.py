@@ -26,8 +26,8 @@ _WHOLE = "Give the model that it was made from, as save_pretrained writes it"
 _OTHERS = (
     (
         ("adapter_config.json",),
-        "an adapter (PEFT) alone. Load it on its base model with peft and give both as a Backbone,"
-        " or save the merged model (merge_and_unload, save_pretrained)",
+        "an adapter (PEFT). Load it on its base model with peft and give both as a Backbone, or "
+        "save the merged model (merge_and_unload, save_pretrained)",
     ),
     (
         ("model_index.json",),
@@ -76,7 +76,7 @@ def describe(names: Collection[str]) -> str:
     ggufs = sorted(name for name in names if name.lower().endswith(".gguf"))
     if ggufs:
         shown = ", ".join(ggufs[:5]) + (", ..." if len(ggufs) > 5 else "")
-        return f"It holds GGUF files: download them and give the path of one. ({shown})"
+        return f"It holds GGUF files. Give the path of one of them on this machine. ({shown})"
     for patterns, what in _OTHERS:
         if _any(names, *patterns):
             return f"It holds {what}."
@@ -98,13 +98,9 @@ class Place:
 
 def look_into(folder: str) -> Place:
     """Return where the model lies in a folder; an OSError says what it holds if not one model."""
-    read = partial(existing, folder)
-    first = first_module(read)
-    if first.is_static:
-        raise OSError(
-            "It holds static embeddings of words (sentence-transformers), which have no layers."
-        )
-    subfolder = first.subfolder if read(f"{first.subfolder}/config.json") else ""
+    subfolder = transformer_folder(partial(existing, folder))
+    if not existing(folder, os.path.join(subfolder, "config.json")):
+        subfolder = ""
     folder = os.path.join(folder, subfolder)
     names = set(os.listdir(folder))
     if not _is_whole(names):
@@ -154,8 +150,8 @@ def _lost_shards(folder: str, names: Collection[str]) -> list[str]:
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         # A whole file goes before the parts.
         if index in names and index.removesuffix(".index.json") not in names:
-            parts = _json(os.path.join(folder, index)).get("weight_map", {}).values()
-            return sorted(set(parts) - set(names))
+            parts = _json(os.path.join(folder, index)).get("weight_map")
+            return sorted(set(parts.values()) - set(names)) if isinstance(parts, dict) else []
     return []
 
 
@@ -173,34 +169,22 @@ class SentenceSettings:
 
 
 NO_SETTINGS = SentenceSettings()
-
-
-@dataclass(frozen=True)
-class Module:
-    """The first part of a sentence-transformers model."""
-
-    kind: str = ""
-    subfolder: str = ""
-
-    @property
-    def is_static(self) -> bool:
-        """Whether it looks words up and has no layers."""
-        return self.kind in ("BoW", "StaticEmbedding", "WordEmbeddings")
+_STATIC = frozenset({"BoW", "StaticEmbedding", "WordEmbeddings"})
 
 
 #: Returns the path of a file by its name, None where there is none.
 Read = Callable[[str], str | None]
 
 
-def first_module(read: Read) -> Module:
-    """Return the first part that modules.json names."""
+def transformer_folder(read: Read) -> str:
+    """Return the folder of the first part that modules.json names, "" where it has none."""
     path = read("modules.json")
-    listed = [] if path is None else _json(path, list)
-    if not listed or not isinstance(listed[0], dict):
-        return Module()
-    subfolder = str(listed[0].get("path", ""))
-    inside = re.fullmatch(r"\w[\w.-]*", subfolder)
-    return Module(str(listed[0].get("type")).rpartition(".")[2], subfolder if inside else "")
+    parts = [] if path is None else _json(path, list)
+    first = parts[0] if parts and isinstance(parts[0], dict) else {}
+    if str(first.get("type")).rpartition(".")[2] in _STATIC:
+        raise OSError("It looks words up (static embeddings), and has no layers to choose from.")
+    folder = str(first.get("path", ""))
+    return folder if re.fullmatch(r"\w[\w.-]*", folder) else ""
 
 
 def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSettings:
@@ -213,6 +197,8 @@ def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSe
     shared = {} if prompts is None else _json(prompts)
     limit, named = own.get("max_seq_length"), shared.get("prompts") or {}
     default = shared.get("default_prompt_name")
+    if not isinstance(named, dict):
+        raise ValueError(f"{prompts}: prompts must be texts by their names; got {named!r}.")
     if default is not None and default not in named:
         raise ValueError(
             f"{prompts}: default_prompt_name is {default!r}, but there are the prompts "
@@ -221,8 +207,8 @@ def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSe
     return SentenceSettings(
         max_length=limit if isinstance(limit, int) and limit > 0 else None,
         lower_case=bool(own.get("do_lower_case")),
-        prompts={str(name): str(text) for name, text in named.items()},
-        default_prompt="" if default is None else str(named[default]),
+        prompts={str(name): str(text or "") for name, text in named.items()},
+        default_prompt=str(named.get(default) or ""),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from .backbone import Backbone, Source
 from .body import check_type, position_limit, shape, text_config
 from .digests import cache_folder, file_digest, folder_digest
-from .folders import MUST, describe, existing, first_module, look_into, sentence_settings
+from .folders import MUST, describe, existing, look_into, sentence_settings, transformer_folder
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -99,8 +99,10 @@ def _resolve_hub(name: str, revision: str | None, trust_remote_code: bool) -> So
     try:
         config = _config(name, **options)
     except OSError:
-        # An older sentence-transformers model has it in a folder of its own.
-        subfolder = first_module(partial(_hub_file, name, revision)).subfolder
+        try:  # an older sentence-transformers model has it in a folder of its own
+            subfolder = transformer_folder(partial(_hub_file, name, revision))
+        except OSError as error:
+            raise OSError(f"Cannot load model {name!r}. {error}") from error
         if not subfolder:
             raise
         config = _config(name, subfolder=subfolder, **options)
