@@ -21,7 +21,7 @@ from .._targets import Targets, require_y
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
-from .backbone import Backbone
+from .backbone import Backbone, Source
 from .encoding import Spec, encode
 from .layers import is_auto, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
@@ -312,6 +312,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         texts, progress = check_texts(X, missing=self.missing), bool(self.verbose)
+        model = self.model
+        if isinstance(model, Backbone) and not model._looks_like(self._spec.identity):
+            self._source_again()  # stored vectors may be of what the model was
         if self._averages:
             columns = (vectors for _, vectors in self._read(texts, progress))
             scales = self.layer_means_, self.layer_stds_
@@ -447,15 +450,21 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             return np.divide(blocks, np.where(norms == 0, 1, norms)).reshape(vectors.shape)
         return vectors
 
+    def _source_again(self) -> Source:
+        return resolve_again(
+            self._spec.identity,
+            self.model,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+        )
+
     def _load(self) -> Backbone:
         """Load the weights; called only when a text is not stored.
 
         All that is opened, the parameters name; what `fit` saw is only compared with.
         """
         spec, trust = self._spec, self.trust_remote_code
-        source = resolve_again(
-            spec.identity, self.model, revision=self.revision, trust_remote_code=trust
-        )
+        source = self._source_again()
         if isinstance(self.model, Backbone):
             return self.model
         described = describe_kwargs(self.model_kwargs, trust)

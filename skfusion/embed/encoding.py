@@ -199,7 +199,9 @@ class _Run:
     def compute(self, backbone: Backbone, batch_tokens: int | str, progress: bool) -> None:
         """Run the missing texts through the model, window by window."""
         from .forward import Budget, ForwardPass
+        from .probe import usable_columns
 
+        self.computed = usable_columns(backbone, self.spec.identity, self.columns, self.computed)
         budget = Budget.choose(backbone, batch_tokens)
         missing = np.flatnonzero(~self.known)
         label = os.path.basename(self.spec.model.rstrip("/")) or "texts"

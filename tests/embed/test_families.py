@@ -1,0 +1,78 @@
+"""Families of models against transformers' own hidden states, every layer by every pooling.
+
+What is made of each stands in the README's table, which these tests hold to what they find.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+from _support import families
+from packaging.version import Version
+
+README = Path(__file__).parents[2] / "README.md"
+TOLERANCE = 2e-6
+#: Sums over chunks, in another order for another length.
+TOLERANCES = {"Zamba 2": 5e-6}
+#: Why a model, or its inner layers, are refused, as far as the message must say it.
+REFUSED = {
+    "Funnel": "FunnelModel.*shorten",
+    "Reformer": "ReformerModel.*twice as wide",
+    "Reformer (LSH)": "ReformerModel.*random",
+    "CANINE": "CanineModel.*every fourth character",
+    "Perceiver": "PerceiverModel reads inputs",
+    "Gemma 3n": r"Layer 0 of .*Gemma3nTextModel.* shape \(2, 1, \d+, 16\).*used: 3\.",
+    "UDOP": "UdopModel.*place of each word",
+    "LXMERT": "LxmertModel.*picture",
+    "ViT": "ViTModel reads pixel_values",
+    "Whisper": "WhisperEncoder reads input_features",
+    "wav2vec 2.0": "Wav2Vec2Model reads input_values",
+}
+#: One family of each kind; the others are slow.
+FAST = {
+    *("BERT", "MobileBERT", "XLNet", "Longformer", "BigBird", "FNet", "BERT (dynamic int8)"),
+    *("GPT-1", "OPT (with narrower ends: 350m)", "Bloom", "Llama (dynamic rope)", "Mixtral"),
+    *("Mistral (sliding window)", "Mamba", "Jamba", "T5", "LongT5 (local)", "PEGASUS-X"),
+    *("LED", "NLLB-MoE (limited experts)", "LLaVA", "CLIP", "Mllama", "Funnel", "ViT"),
+}
+#: Models that do not run by themselves, or tell no hidden states, in releases before 5.24.
+NOT_YET = {}
+
+
+def table() -> dict[str, str]:
+    """Return what the README says of each family."""
+    section = README.read_text(encoding="utf-8").partition("\n## Model families\n")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", section.partition("\n## ")[0], re.MULTILINE)
+    ways = {how: way for way, how in families.HOW.items()}
+    return {
+        name: ways[how] for how, names in rows if how in ways for name in names.split(", ") if name
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        for name in families.BUILDERS
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of transformers and torch about their own models
+def test_vectors_are_those_of_a_text_alone(name):
+    if name in NOT_YET and Version(transformers.__version__) < Version("5.24"):
+        pytest.skip(f"transformers {transformers.__version__}: {NOT_YET[name]}.")
+    try:
+        found = families.sweep(name)
+    except NotImplementedError as reason:  # an older transformers
+        pytest.skip(str(reason))
+    assert found.outcome == table()[name], found
+    assert re.search(REFUSED.get(name, "^$"), found.message), found.message
+    assert found.error <= TOLERANCES.get(name, TOLERANCE), found
+
+
+def test_the_table_of_families_is_whole():
+    assert families.table(table()) in README.read_text(encoding="utf-8")
+    assert set(table()) == set(families.BUILDERS) > FAST
+    assert {name for name, way in table().items() if way in ("refused", "last")} == set(REFUSED)
