@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .batching import pad
 from .body import check_type, find_body, position_limit, shape, table_rows
-from .folders import SentenceSettings
+from .folders import NO_SETTINGS, SentenceSettings
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class Source:
     trust_remote_code: bool = False
     device: str | None = None  # of a model that is in memory already
     subfolder: str = ""  # of a hub repository, where the model lies in it
-    sentence: SentenceSettings = SentenceSettings()
+    sentence: SentenceSettings = NO_SETTINGS
 
 
 class Backbone:
@@ -64,12 +64,14 @@ class Backbone:
     Parameters
     ----------
     model : torch.nn.Module
-        A transformers model (a task head is left out, of an encoder-decoder the encoder is
-        taken), or anything whose ``forward(input_ids, attention_mask)`` returns an object with
-        ``last_hidden_state`` and, asked with ``output_hidden_states=True``, ``hidden_states``.
+        A transformers model, or anything whose ``forward(input_ids, attention_mask)`` returns an
+        object with ``last_hidden_state`` and, asked with ``output_hidden_states=True``,
+        ``hidden_states``. A task head is left out, adapters that change weights (PEFT) stay in;
+        of an encoder-decoder the encoder is taken, of a model of texts and pictures or sounds
+        the language model, of CLIP and its like the text part.
     tokenizer : callable
-        A transformers tokenizer, or anything that maps a list of texts to a dict with
-        ``"input_ids"``.
+        A transformers tokenizer or processor, or anything that maps a list of texts to a dict
+        with ``"input_ids"``.
 
     Attributes
     ----------
@@ -90,6 +92,9 @@ class Backbone:
     padding or neighbours change a text by more. Such models (FNet, ConvBERT, rotary frequencies
     by the longest text, dynamic int8, ...) run in batches of equal length or one text at a time,
     which is slower. Random numbers are drawn from a fixed seed.
+
+    A text is never padded for its own sake. SigLIP's text part has learnt from texts that look at
+    their padding up to 64 tokens, so that its vectors here are not those of ``get_text_features``.
 
     Examples
     --------
@@ -113,8 +118,8 @@ class Backbone:
             tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not callable(tokenizer):
             raise TypeError(
-                f"Backbone(model, tokenizer): tokenizer must be callable with a list of texts; got "
-                f"{tokenizer!r}. Use transformers.AutoTokenizer.from_pretrained(...), or "
+                f"Backbone(model, tokenizer): tokenizer must be callable with a list of texts; "
+                f"got {tokenizer!r}. Use transformers.AutoTokenizer.from_pretrained(...), or "
                 f"PreTrainedTokenizerFast(tokenizer_object=...) around one of tokenizers."
             )
         self.model = model
@@ -191,7 +196,7 @@ class Backbone:
         """Where the input goes; the blocks of a dispatched model may be elsewhere."""
         import torch
 
-        tensors = getattr(self._body, "parameters", list)()
+        tensors: Any = getattr(self._body, "parameters", list)()
         devices = (t.device for t in tensors if not t.is_meta)  # those are offloaded
         return next(devices, torch.device("cpu"))
 
@@ -202,12 +207,12 @@ class Backbone:
 
     def _first_id(self, *names: str) -> int:
         ids = (getattr(self.tokenizer, name, None) for name in names)
-        known = self._vocabulary or np.inf  # a pad token may have been added to the tokenizer alone
+        known = self._vocabulary or np.inf  # the tokenizer alone may have got a pad token
         return next((int(i) for i in ids if i is not None and 0 <= i < known), 0)
 
     @property
     def _vocabulary(self) -> int | None:
-        """Number of token ids that the embedding table has rows for, None where it has no table."""
+        """Number of token ids that the model has rows for, None where it has no table."""
         try:
             weight = self._body.get_input_embeddings().weight
         except (AttributeError, NotImplementedError):  # a stub, or a module without the method
@@ -219,7 +224,7 @@ class Backbone:
         return table_rows(self._body)
 
     def _check(self) -> None:
-        """Refuse a model that is none of texts, or whose weights are not where they can be used."""
+        """Refuse a model that reads no texts, or whose weights cannot be used where they are."""
         read = getattr(self._body, "main_input_name", "input_ids")
         if read != "input_ids":
             raise ValueError(
@@ -292,11 +297,9 @@ class Backbone:
         """Turn texts into token ids, cut to `max_length` or the tokenizer's and model's limit."""
         limit = max_length
         if limit is None:
-            limits = getattr(self.tokenizer, "model_max_length", None), max_positions
-            known = [
-                int(n) for n in (*limits, self._table_rows) if n is not None and n < _NO_LIMIT
-            ]
-            limit = min(known, default=None)
+            own = getattr(self.tokenizer, "model_max_length", None)
+            limits = own, max_positions, self._table_rows
+            limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
         elif self._table_rows is not None and limit > self._table_rows:
             raise ValueError(
                 f"max_length={limit} is more than the {self._table_rows} positions that "
@@ -362,9 +365,9 @@ class Backbone:
         wrong = lowest if lowest < 0 else highest
         text = texts[next(i for i, row in enumerate(ids) if wrong in row)]
         raise ValueError(
-            f"The tokenizer turns {text[:60]!r} into the token id {wrong}, but the model's embedding "
-            f"table has {rows} rows. Use the model's own tokenizer, or, where tokens were added to "
-            f"it, model.resize_token_embeddings(len(tokenizer))."
+            f"The tokenizer turns {text[:60]!r} into the token id {wrong}, but the model's "
+            f"embedding table has {rows} rows. Use the model's own tokenizer, or, where tokens "
+            f"were added to it, model.resize_token_embeddings(len(tokenizer))."
         )
 
     def _check_types(self, highest: int) -> None:

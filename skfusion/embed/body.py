@@ -5,6 +5,7 @@ All by duck typing: nothing here names transformers or peft, and stubs pass thro
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -84,7 +85,7 @@ def _inside(model: Any) -> Any:
 
 def _without_peft(model: Any) -> Any:
     """Return the model inside of a PEFT one, its adapters in place; None where it is none."""
-    if not any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__):
+    if not _is_peft(model):
         return None
     for name, adapter in (getattr(model, "peft_config", None) or {}).items():
         kind = getattr(adapter, "peft_type", None)
@@ -100,21 +101,24 @@ def _without_peft(model: Any) -> Any:
                 f"and their states alone are not its. Use an adapter that changes weights, such "
                 f"as LoRA, or the base model."
             )
-    # PeftModel holds a tuner such as LoraModel, which holds the model; some hold it themselves.
-    tuner = getattr(model, "base_model", None)
-    inner = getattr(tuner, "model", None)
-    return inner if _without_peft(tuner) is inner and inner is not None else model.model
+    # PeftModel holds a tuner, such as LoraModel, and that the model.
+    tuner = model.base_model if _is_peft(model.base_model) else model
+    return tuner.model
+
+
+def _is_peft(model: Any) -> bool:
+    return any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__)
 
 
 def _check_head(model: Any, base: Any) -> None:
     """Refuse a head that runs its base in a way that the base alone does not."""
     ours, theirs = (inspect.signature(part.forward).parameters for part in (model, base))
-    if "is_decoder" in ours and "is_decoder" in theirs:
-        if ours["is_decoder"].default != theirs["is_decoder"].default:
-            raise ValueError(
-                f"Cannot embed with {type(model).__name__}: it writes texts about what another "
-                f"part has seen, and its layers alone would read them in another way."
-            )
+    name = "is_decoder"
+    if name in ours and name in theirs and ours[name].default != theirs[name].default:
+        raise ValueError(
+            f"Cannot embed with {type(model).__name__}: it writes texts about what another part "
+            f"has seen, and its layers alone would read them in another way."
+        )
 
 
 def text_config(config: Any) -> Any:
@@ -135,8 +139,10 @@ def text_config(config: Any) -> Any:
 
 def _text_part(model: Any, text: Any) -> Any:
     """Return the submodule that has the text part's config."""
-    parts = [getattr(model, name, None) for name in ("language_model", "text_model")]
-    parts += [getattr(model, "text_encoder", None), getattr(model, "text_decoder", None)]
+    names = ("language_model", "text_model", "text_encoder", "text_decoder")
+    parts = [getattr(model, name, None) for name in names]
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        parts.append(model.get_decoder())
     for part in parts:
         if hasattr(part, "forward") and _same_size(getattr(part, "config", None), text):
             return part
@@ -198,8 +204,8 @@ def position_limit(config: Any) -> tuple[int | None, bool]:
 def table_rows(body: Any) -> int | None:
     """Return for how many tokens the table of positions has rows; None without one."""
     rows = []
-    for name, module in getattr(body, "named_modules", dict().items)():
-        weight = getattr(module, "weight", None)
+    for name, module in getattr(body, "named_modules", {}.items)():
+        weight: Any = getattr(module, "weight", None)
         if name.rpartition(".")[2] in _TABLES and getattr(weight, "ndim", 0) == 2:
             padding = getattr(module, "padding_idx", None)  # the first token's row is behind it
             rows.append(len(weight) - (0 if padding is None else padding + 1))

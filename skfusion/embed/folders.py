@@ -5,13 +5,13 @@ And what sentence-transformers keeps beside a model: its limit, its prompts, its
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ _WHOLE = "Give the model that it was made from, as save_pretrained writes it"
 _OTHERS = (
     (
         ("adapter_config.json",),
-        "an adapter (PEFT) alone. Load it on its base model with peft and give both as a Backbone,"
-        " or save the merged model (merge_and_unload, save_pretrained)",
+        "an adapter (PEFT). Load it on its base model with peft and give both as a Backbone, or "
+        "save the merged model (merge_and_unload, save_pretrained)",
     ),
     (
         ("model_index.json",),
@@ -52,6 +52,10 @@ _OTHERS = (
 )
 
 
+#: What a folder of a model holds.
+MUST = "config.json, the weights and the tokenizer's files"
+
+
 def _any(names: Collection[str], *patterns: str) -> bool:
     return any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
@@ -72,7 +76,7 @@ def describe(names: Collection[str]) -> str:
     ggufs = sorted(name for name in names if name.lower().endswith(".gguf"))
     if ggufs:
         shown = ", ".join(ggufs[:5]) + (", ..." if len(ggufs) > 5 else "")
-        return f"It holds GGUF files: download them and give the path of one. ({shown})"
+        return f"It holds GGUF files. Give the path of one of them on this machine. ({shown})"
     for patterns, what in _OTHERS:
         if _any(names, *patterns):
             return f"It holds {what}."
@@ -94,58 +98,50 @@ class Place:
 
 def look_into(folder: str) -> Place:
     """Return where the model lies in a folder; an OSError says what it holds if not one model."""
-    names = _names(folder)
-    first = first_module(lambda name: _existing(folder, name))
-    subfolder = first.subfolder if f"{first.subfolder}/config.json" in names else ""
-    if first.is_static:
-        raise OSError(
-            "It holds static embeddings of words (sentence-transformers), which have no layers."
-        )
-    if subfolder:
-        folder = os.path.join(folder, subfolder)
-        names = _names(folder)
+    subfolder = transformer_folder(partial(existing, folder))
+    if not existing(folder, os.path.join(subfolder, "config.json")):
+        subfolder = ""
+    folder = os.path.join(folder, subfolder)
+    names = set(os.listdir(folder))
     if not _is_whole(names):
-        ggufs = [name for name in names if name.lower().endswith(".gguf") and "/" not in name]
+        ggufs = [name for name in names if name.lower().endswith(".gguf")]
         ggufs = [name for name in ggufs if not name.startswith("mmproj")]  # reads pictures
         if len(ggufs) == 1:
             return Place(subfolder, ggufs[0])
-        commits = sorted(name for name in names if fnmatch(name, "snapshots/*"))
-        if commits:
-            raise OSError(
-                f"It is a folder of the hub's cache: give the model's hub id, or a snapshot such "
-                f"as {os.path.join(folder, *commits[0].split('/'))!r}."
-            )
-        config = _existing(folder, "config.json")
-        if config is not None and "pooling_mode" in Path(config).read_text(encoding="utf-8"):
-            raise OSError("It holds the pooling of a sentence-transformers model alone.")
-    what = describe(names)
-    if not what and not _is_whole(names):
-        what = "It must hold config.json, the weights and the tokenizer's files."
-    if not what and not _any(names, *_TOKENIZERS):
-        what = (
-            "It holds no tokenizer (tokenizer.json and tokenizer_config.json). Save the model's "
-            "own there with tokenizer.save_pretrained."
-        )
-    lost = _lost_shards(folder, names)
-    if lost:
-        what = f"It lacks {len(lost)} of the files that its index names, such as {lost[0]!r}."
-    if what:
+    if what := _trouble(folder, names):
         raise OSError(what)
     return Place(subfolder)
 
 
-def _names(folder: str) -> set[str]:
-    """Return the names of a folder's files and folders, and of those one level below."""
-    found = set()
-    for entry in os.scandir(folder):
-        found.add(entry.name)
-        if entry.is_dir():
-            with contextlib.suppress(OSError):
-                found.update(f"{entry.name}/{name}" for name in os.listdir(entry.path))
-    return found
+def _trouble(folder: str, names: Collection[str]) -> str:
+    """Say why a folder is not one whole model; "" if it is."""
+    if not _is_whole(names):
+        below = [entry for entry in os.scandir(folder) if entry.is_dir()]
+        inner = {entry.name: os.listdir(entry) for entry in below}
+        if commits := sorted(inner.get("snapshots", [])):
+            return (
+                f"It is a folder of the hub's cache: give the model's hub id, or a snapshot such "
+                f"as {os.path.join(folder, 'snapshots', commits[0])!r}."
+            )
+        config = existing(folder, "config.json")
+        if config is not None and "pooling_mode" in Path(config).read_text(encoding="utf-8"):
+            return "It holds the pooling of a sentence-transformers model alone."
+        names = {*names, *(f"{name}/{file}" for name, files in inner.items() for file in files)}
+        return describe(names) or f"It must hold {MUST}."
+    if what := describe(names):
+        return what
+    if lost := _lost_shards(folder, names):
+        return f"It lacks {len(lost)} of the files that its index names, such as {lost[0]!r}."
+    if not _any(names, *_TOKENIZERS):
+        return (
+            "It holds no tokenizer (tokenizer.json and tokenizer_config.json). Save the model's "
+            "own there with tokenizer.save_pretrained."
+        )
+    return ""
 
 
-def _existing(folder: str, name: str) -> str | None:
+def existing(folder: str, name: str) -> str | None:
+    """Return the path of a file in a folder, None where it is not there."""
     path = os.path.join(folder, name)
     return path if os.path.isfile(path) else None
 
@@ -154,8 +150,8 @@ def _lost_shards(folder: str, names: Collection[str]) -> list[str]:
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         # A whole file goes before the parts.
         if index in names and index.removesuffix(".index.json") not in names:
-            parts = _json(os.path.join(folder, index)).get("weight_map", {}).values()
-            return sorted(set(parts) - set(names))
+            parts = _json(os.path.join(folder, index)).get("weight_map")
+            return sorted(set(parts.values()) - set(names)) if isinstance(parts, dict) else []
     return []
 
 
@@ -172,32 +168,23 @@ class SentenceSettings:
     default_prompt: str = ""
 
 
-@dataclass(frozen=True)
-class Module:
-    """The first part of a sentence-transformers model."""
-
-    kind: str = ""
-    subfolder: str = ""
-
-    @property
-    def is_static(self) -> bool:
-        """Whether it looks words up and has no layers."""
-        return self.kind in ("BoW", "StaticEmbedding", "WordEmbeddings")
+NO_SETTINGS = SentenceSettings()
+_STATIC = frozenset({"BoW", "StaticEmbedding", "WordEmbeddings"})
 
 
 #: Returns the path of a file by its name, None where there is none.
 Read = Callable[[str], str | None]
 
 
-def first_module(read: Read) -> Module:
-    """Return the first part that modules.json names."""
+def transformer_folder(read: Read) -> str:
+    """Return the folder of the first part that modules.json names, "" where it has none."""
     path = read("modules.json")
-    listed = [] if path is None else _json(path, list)
-    if not listed or not isinstance(listed[0], dict):
-        return Module()
-    subfolder = str(listed[0].get("path", ""))
-    inside = re.fullmatch(r"\w[\w.-]*", subfolder)
-    return Module(str(listed[0].get("type")).rpartition(".")[2], subfolder if inside else "")
+    parts = [] if path is None else _json(path, list)
+    first = parts[0] if parts and isinstance(parts[0], dict) else {}
+    if str(first.get("type")).rpartition(".")[2] in _STATIC:
+        raise OSError("It looks words up (static embeddings), and has no layers to choose from.")
+    folder = str(first.get("path", ""))
+    return folder if re.fullmatch(r"\w[\w.-]*", folder) else ""
 
 
 def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSettings:
@@ -210,6 +197,8 @@ def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSe
     shared = {} if prompts is None else _json(prompts)
     limit, named = own.get("max_seq_length"), shared.get("prompts") or {}
     default = shared.get("default_prompt_name")
+    if not isinstance(named, dict):
+        raise ValueError(f"{prompts}: prompts must be texts by their names; got {named!r}.")
     if default is not None and default not in named:
         raise ValueError(
             f"{prompts}: default_prompt_name is {default!r}, but there are the prompts "
@@ -218,8 +207,8 @@ def sentence_settings(read: Read, subfolder: str, model_type: str) -> SentenceSe
     return SentenceSettings(
         max_length=limit if isinstance(limit, int) and limit > 0 else None,
         lower_case=bool(own.get("do_lower_case")),
-        prompts={str(name): str(text) for name, text in named.items()},
-        default_prompt="" if default is None else str(named[default]),
+        prompts={str(name): str(text or "") for name, text in named.items()},
+        default_prompt=str(named.get(default) or ""),
     )
 
 

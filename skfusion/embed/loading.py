@@ -22,7 +22,7 @@ from typing import Any
 from .backbone import Backbone, Source
 from .body import check_type, position_limit, shape, text_config
 from .digests import cache_folder, file_digest, folder_digest
-from .folders import describe, first_module, look_into, sentence_settings
+from .folders import MUST, describe, existing, look_into, sentence_settings, transformer_folder
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -87,12 +87,7 @@ def _resolve_folder(path: str, trust_remote_code: bool) -> Source:
     key = (path, identity, trust_remote_code)
     if key not in _RESOLVED:
         config = _config(location, trust_remote_code=trust_remote_code)
-
-        def read(name: str) -> str | None:
-            file = os.path.join(path, name)
-            return file if os.path.isfile(file) else None
-
-        sentence = sentence_settings(read, place.subfolder, config.model_type)
+        sentence = sentence_settings(partial(existing, path), place.subfolder, config.model_type)
         more = {"trust_remote_code": trust_remote_code, "sentence": sentence}
         _RESOLVED[key] = _source(path, location, identity, config, **more)
     return _RESOLVED[key]
@@ -104,8 +99,10 @@ def _resolve_hub(name: str, revision: str | None, trust_remote_code: bool) -> So
     try:
         config = _config(name, **options)
     except OSError:
-        # An older sentence-transformers model has it in a folder of its own.
-        subfolder = first_module(partial(_hub_file, name, revision)).subfolder
+        try:  # an older sentence-transformers model has it in a folder of its own
+            subfolder = transformer_folder(partial(_hub_file, name, revision))
+        except OSError as error:
+            raise OSError(f"Cannot load model {name!r}. {error}") from error
         if not subfolder:
             raise
         config = _config(name, subfolder=subfolder, **options)
@@ -201,16 +198,16 @@ def _check_reads_texts(config: Any) -> None:
     from transformers.models.auto import modeling_auto as auto
 
     if isinstance(getattr(config, "quantization", None), dict):
-        raise ValueError("its weights are quantised for MLX. Give the model that it was made from.")
+        raise ValueError("its weights are quantised for MLX. Give what it was made from.")
     kind = text_config(config).model_type
     texts = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
     )
-    if any(kind in names for names in texts):
-        if kind not in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
-            return
+    speech = kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    if not speech and any(kind in names for names in texts):
+        return
     # A class is imported for the others only, which takes a second.
     name = auto.MODEL_MAPPING_NAMES.get(kind)
     cls = getattr(transformers, name if isinstance(name, str) else name[0]) if name else None
@@ -253,7 +250,7 @@ def _named(name: str, revision: str | None) -> Iterator[None]:
 def _not_loaded(location: str, revision: str | None, error: Exception) -> OSError:
     at = f" at revision {revision!r}" if revision else ""
     if os.path.isdir(location):
-        hint = "The folder must hold config.json, the weights and the tokenizer's files."
+        hint = f"The folder must hold {MUST}."
     else:
         hint = _hub_contents(location, revision) or (
             "It is neither a folder nor a .gguf file here, so it was looked up on the Hugging "
@@ -272,7 +269,7 @@ def _hub_contents(name: str, revision: str | None) -> str:
 
     try:
         return describe(HfApi().list_repo_files(name, revision=revision))
-    except (OSError, ValueError):
+    except Exception:  # whatever it is, there is an error already
         return ""
 
 
@@ -414,13 +411,14 @@ def _load(
         placed = {"device_map": {"": device}}  # a quantised model must not be moved with .to
     # The encoder class of a T5 kind of model, so that its decoder is never loaded. Those of
     # models with parts, which have a config each, do not take the whole config.
-    whole = config.sub_configs and (config.is_encoder_decoder or "encoder" not in config.sub_configs)
+    parts = config.sub_configs
+    whole = parts and (config.is_encoder_decoder or "encoder" not in parts)
     encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES and not whole
     cls: Any = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
     if config.model_type not in MODEL_MAPPING_NAMES and not hasattr(config, "auto_map"):
         cls = getattr(transformers, (config.architectures or [""])[0], cls)
     if device != "cpu" and torch.cuda.is_available():
-        torch.cuda.init()  # so that its random state is kept, too
+        torch.cuda.current_device()  # starts CUDA, whose random state is then kept, too
     with _named(source.name, source.revision), quiet():
         model, info = cls.from_pretrained(
             folder,
@@ -434,8 +432,8 @@ def _load(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(
-            f"{source.name!r} holds an adapter (PEFT) beside or instead of a model. Load both with "
-            f"peft and give them as a Backbone."
+            f"{source.name!r} holds an adapter (PEFT) beside or instead of a model. Load both "
+            f"with peft and give them as a Backbone."
         )
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError(
@@ -456,9 +454,10 @@ def _load(
 def _absent(backbone: Backbone, missing: Collection[str]) -> set[str]:
     """Return which of the weights that a checkpoint lacks its hidden states depend on."""
     model, body = backbone.model, backbone._body
-    before = next((f"{name}." for name, part in model.named_modules() if part is body and name), "")
+    modules = list(model.named_modules())
+    before = next((f"{name}." for name, part in modules if part is body and name), "")
     # Tables of sines are computed, and need not be saved.
-    sines = {f"{n}.weight" for n, m in model.named_modules() if "Sinusoid" in type(m).__name__}
+    sines = {f"{name}.weight" for name, part in modules if "Sinusoid" in type(part).__name__}
     return {n for n in missing if n.startswith(before) and "pooler" not in n} - sines
 
 
@@ -534,7 +533,8 @@ def _silence() -> Iterator[None]:
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hub_bar = not are_progress_bars_disabled()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if started else ()
     # Building a model draws its initial weights before the saved ones replace them.
     with torch.random.fork_rng(devices):
         logging.set_verbosity_error()
