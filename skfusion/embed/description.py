@@ -41,16 +41,19 @@ _IRRELEVANT = frozenset(
         *("use_cache", "_post_init_done"),
     }
 )
-#: What torch keeps on every module, among it the flag of train mode, and notes of accelerate and
-#: peft: each layer with an adapter says itself which one is active.
-_INTERNAL = frozenset({*vars(torch.nn.Module()), "_hf_hook", "active_adapter", "peft_config"})
-#: What transformers notes down on a model beside private attributes.
+#: What is kept on modules and decides no result: by torch (among it the flag of train mode), by
+#: accelerate, by peft (each layer says itself which adapter is active), and by transformers.
 _NOTED = frozenset(
     {
-        *("all_tied_weights_keys", "config_class", "dtype_plan", "generation_config"),
-        *("gradient_checkpointing", "hf_device_map", "hf_quantizer", "is_parallelizable"),
+        *vars(torch.nn.Module()),
+        *("_hf_hook", "active_adapter", "peft_config", "_hf_peft_config_loaded"),
+        *("config_class", "dtype_plan", "generation_config", "gradient_checkpointing"),
+        *("all_tied_weights_keys", "hf_device_map", "hf_quantizer", "is_parallelizable"),
         *("is_quantized", "model_parallel", "name_or_path", "quantization_method"),
-        *("supports_gradient_checkpointing", "warnings_issued"),
+        *("supports_gradient_checkpointing", "warnings_issued", "_compiled_call"),
+        *("_gradient_checkpointing_func", "_is_hf_initialized", "_last_compile_config"),
+        *("_loss_function", "_output_capturing_hooks_installed", "_require_grads_hook"),
+        *("_require_grads_hooks", "_use_kernels", "_weight_conversions"),
     }
 )
 _HOLDERS = (Tensor, np.ndarray, list, dict, set)
@@ -62,8 +65,8 @@ _DEEPEST = 40
 
 _PROCESS = uuid.uuid4().hex
 _NUMBERS = itertools.count()
-_NUMBERED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_KEPT_ALIVE: dict[int, tuple[Any, int]] = {}
+_NUMBERED: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+_KEPT_ALIVE: dict[int, tuple[Any, tuple[int, int]]] = {}
 
 
 def root(module: str | None) -> str:
@@ -93,11 +96,12 @@ def here_alone(thing: Any) -> tuple[Any, ...]:
     """Return what tells one object from all others, in this process and in any other."""
     try:
         number = _NUMBERED.get(thing)
-        if number is None:
-            number = _NUMBERED[thing] = next(_NUMBERS)
+        if number is None:  # the process counts, as one that is forked off goes on counting
+            number = _NUMBERED[thing] = os.getpid(), next(_NUMBERS)
     except Exception:  # it cannot be hashed or held weakly: it is kept alive, as ids come again
-        number = _KEPT_ALIVE.setdefault(id(thing), (thing, next(_NUMBERS)))[1]
-    return "here alone", _PROCESS, os.getpid(), number
+        new = thing, (os.getpid(), next(_NUMBERS))
+        number = _KEPT_ALIVE.setdefault(id(thing), new)[1]
+    return "here alone", _PROCESS, number
 
 
 def module_tensors(module: Any) -> dict[str, Tensor]:
@@ -172,7 +176,7 @@ class Description:
     def __init__(self, names: Mapping[int, str], chosen: Set[str] = frozenset()) -> None:
         self._names, self._chosen = names, chosen  # the latter of registries, by configs
         self._left, self._depth = _MOST_VALUES, 0
-        self._noting: dict[type, bool] = {}  # classes of transformers
+        self._noted: dict[type, Set[str]] = {}  # attributes of each class that are left out
         self._met: dict[int, tuple[Any, Any]] = {}  # with the object, so that ids stay its own
 
     def __call__(self, value: Any) -> Any:
@@ -251,13 +255,14 @@ class Description:
             return kind.__qualname__, self(state)
         if root(kind.__module__) in KNOWN:
             return kind.__module__, kind.__qualname__
-        if state is not None:
-            return self(kind), self(state)
-        return kind.__qualname__, joblib.hash(value)
+        return self(kind), joblib.hash(value) if state is None else self(state)
 
     def _class(self, kind: type) -> Any:
         """Return a known class by its name and what was put into it, any other by its code."""
-        said: list[Any] = [kind.__qualname__]
+        known = root(kind.__module__) in KNOWN
+        said: list[Any] = [
+            f"{kind.__module__}.{kind.__qualname__}" if known else kind.__qualname__
+        ]
         for base in kind.__mro__:
             known = root(base.__module__) in KNOWN
             if base in (object, torch.nn.Module) or root(base.__module__) == "builtins":
@@ -307,15 +312,18 @@ class Description:
     def module(self, module: Any) -> Any:
         """Return the class and the attributes of one module, without tensors and children."""
         kind = type(module)
-        if kind not in self._noting:
-            packages = {root(base.__module__) for base in kind.__mro__}
-            self._noting[kind] = "transformers" in packages
-        noting = self._noting[kind]
+        if kind not in self._noted:
+            self._noted[kind] = _NOTED.union(
+                key
+                for base in kind.__mro__
+                if root(base.__module__) == "transformers"
+                for key in vars(base)
+                if key[0] == "_"  # plans and lists of names
+            )
+        noted = self._noted[kind]
         said: list[tuple[Any, ...]] = []
         for key, value in getattr(module, "__dict__", {}).items():
-            if key in _INTERNAL or value is None:
-                continue
-            if noting and (key[0] == "_" or key in _NOTED) and not is_own_function(value):
+            if value is None or (key in noted and not is_own_function(value)):
                 continue
             if type(value) in PLAIN:
                 said.append((key, type(value).__name__, value))
