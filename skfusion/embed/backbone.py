@@ -5,33 +5,32 @@ Nothing here names transformers (`loading` does), so that any module with a forw
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import inspect
-import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import numpy as np
 from numpy.typing import NDArray
 
 from .batching import pad
+from .body import check_type, find_body, position_limit, shape, table_rows
+from .folders import NO_SETTINGS, SentenceSettings
 
 if TYPE_CHECKING:
     import torch
 
-_NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
+    from .identity import Identity, Kept
+    from .probe import Probe
 
-# Their position ids start behind the padding id, so that the table's first rows are never used.
-# fmt: off
-_OFFSET_POSITIONS = frozenset({
-    "bridgetower", "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt",
-    "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
-})
-# fmt: on
+# What code that was written for other inputs raises, without a word of what is wrong.
+_BARE = (AttributeError, LookupError, NotImplementedError, OverflowError, TypeError)
+
+_NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class Source:
     saved_dtype: str = "float32"
     trust_remote_code: bool = False
     device: str | None = None  # of a model that is in memory already
+    subfolder: str = ""  # of a hub repository, where the model lies in it
+    sentence: SentenceSettings = NO_SETTINGS
 
 
 class Backbone:
@@ -60,15 +61,23 @@ class Backbone:
     and neither moved nor cast. Its pickle holds the weights, as nothing else could bring them
     back; an embedder made from a hub id, folder or GGUF file pickles without them.
 
+    Vectors are stored for the model as it computes now: weights, config, attributes, active
+    adapters and their scales, forward hooks. Once one of them has changed, `fit` has to be called
+    again; what was stored for the model as it is then is found again. A model with hooks or
+    functions of your own is known in this process alone. It computes in evaluation mode, its flags
+    are put back afterwards, and so is what a forward changes on its modules.
+
     Parameters
     ----------
     model : torch.nn.Module
-        A transformers model (a task head is left out, of an encoder-decoder the encoder is
-        taken), or anything whose ``forward(input_ids, attention_mask)`` returns an object with
-        ``last_hidden_state`` and, asked with ``output_hidden_states=True``, ``hidden_states``.
+        A transformers model, or anything whose ``forward(input_ids, attention_mask)`` returns an
+        object with ``last_hidden_state`` and, asked with ``output_hidden_states=True``,
+        ``hidden_states``. A task head is left out, adapters that change weights (PEFT) stay in;
+        of an encoder-decoder the encoder is taken, of a model of texts and pictures or sounds
+        the language model, of CLIP and its like the text part.
     tokenizer : callable
-        A transformers tokenizer, or anything that maps a list of texts to a dict with
-        ``"input_ids"``.
+        A transformers tokenizer or processor, or anything that maps a list of texts to a dict
+        with ``"input_ids"``.
 
     Attributes
     ----------
@@ -76,6 +85,22 @@ class Backbone:
         Number of blocks L; layers are 0 (the embedding output) to L.
     width : int
         Length of a hidden state.
+
+    Notes
+    -----
+    A vector depends on its text, on the model as it computes now and on the settings, whatever
+    other texts are in the batch or were before it. What a batch may change is the order in which
+    numbers are added: on a CPU a vector moves by about 5e-7 of its norm in float32 (3e-6 at most
+    in 30 layers), 3e-3 in float16 and 4e-2 in bfloat16. Storing as float16, which
+    ``VectorStore(dtype="auto")`` does where it is exact enough, adds at most 1e-3.
+
+    On first use, and after the model has changed, a few short texts of our own tell whether
+    padding or neighbours change a text by more. Such models (FNet, ConvBERT, rotary frequencies
+    by the longest text, dynamic int8, ...) run in batches of equal length or one text at a time,
+    which is slower. Random numbers are drawn from a fixed seed.
+
+    A text is never padded for its own sake. SigLIP's text part has learnt from texts that look at
+    their padding up to 64 tokens, so that its vectors here are not those of ``get_text_features``.
 
     Examples
     --------
@@ -90,13 +115,29 @@ class Backbone:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
+        if not callable(getattr(model, "forward", None)):
+            raise TypeError(
+                f"Backbone(model, tokenizer): model must be a torch module with a forward; got "
+                f"{model!r}. A hub id or folder is given to LLMLayerEmbedder itself."
+            )
+        if type(tokenizer).__name__.endswith("Processor"):  # of texts and pictures
+            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        if not callable(tokenizer):
+            raise TypeError(
+                f"Backbone(model, tokenizer): tokenizer must be callable with a list of texts; "
+                f"got {tokenizer!r}. Use transformers.AutoTokenizer.from_pretrained(...), or "
+                f"PreTrainedTokenizerFast(tokenizer_object=...) around one of tokenizers."
+            )
         self.model = model
         self.tokenizer = tokenizer
-        self._body = _body(model)
+        self._body = find_body(model)
+        # A few encoders have none of their own.
+        self._config = getattr(self._body, "config", None) or getattr(model, "config", None)
         # Hooks and the padding state of a fast tokenizer belong to one pass at a time.
         self._lock = threading.RLock()
-        self._hooks_agree: bool | None = None  # set by the first pass, see forward.py
-        self._digest: tuple[Any, str] | None = None
+        self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
+        self._probe: Probe | None = None  # set by the first pass
+        self._known: Identity | None = None
         self._shape: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
@@ -129,14 +170,25 @@ class Backbone:
 
     def _depth_and_width(self) -> tuple[int, int]:
         if self._shape is None:
-            config = getattr(self._body, "config", None)
             try:
-                self._shape = shape(config)
+                self._shape = shape(self._config)
             except ValueError:
-                # A stub without a config: one token tells.
-                states = self._run(*self._batch([[self._pad_id]]), all_states=True).hidden_states
-                self._shape = len(states) - 1, int(states[-1].shape[-1])
+                self._shape = self._shape_of_a_token()
         return self._shape
+
+    def _shape_of_a_token(self) -> tuple[int, int]:
+        """Run a stub without a config, to see what it returns."""
+        from .probe import seeded
+
+        with self._computing(), seeded(self):
+            output = self._run(*self._batch([[self._pad_id]]), all_states=True)
+        try:
+            return len(output.hidden_states) - 1, int(output.hidden_states[-1].shape[-1])
+        except (AttributeError, LookupError, TypeError):
+            raise ValueError(
+                f"{self!r} has no config that tells its layers, and its forward returned no "
+                f"hidden_states when asked for them with output_hidden_states=True."
+            ) from None
 
     @property
     def _dtype(self) -> str:
@@ -150,8 +202,9 @@ class Backbone:
         """Where the input goes; the blocks of a dispatched model may be elsewhere."""
         import torch
 
-        tensor = next(iter(getattr(self._body, "parameters", list)()), None)
-        return torch.device("cpu") if tensor is None else tensor.device
+        tensors: Any = getattr(self._body, "parameters", list)()
+        devices = (t.device for t in tensors if not t.is_meta)  # those are offloaded
+        return next(devices, torch.device("cpu"))
 
     @property
     def _pad_id(self) -> int:
@@ -160,11 +213,56 @@ class Backbone:
 
     def _first_id(self, *names: str) -> int:
         ids = (getattr(self.tokenizer, name, None) for name in names)
-        return next((int(i) for i in ids if i is not None), 0)
+        known = self._vocabulary or np.inf  # the tokenizer alone may have got a pad token
+        return next((int(i) for i in ids if i is not None and 0 <= i < known), 0)
+
+    @property
+    def _vocabulary(self) -> int | None:
+        """Number of token ids that the model has rows for, None where it has no table."""
+        try:
+            weight = self._body.get_input_embeddings().weight
+        except (AttributeError, NotImplementedError):  # a stub, or a module without the method
+            return None
+        return len(weight) if getattr(weight, "ndim", 0) == 2 else None
+
+    @cached_property
+    def _table_rows(self) -> int | None:
+        return table_rows(self._body)
+
+    def _check(self) -> None:
+        """Refuse a model that reads no texts, or whose weights cannot be used where they are."""
+        read = getattr(self._body, "main_input_name", "input_ids")
+        if read != "input_ids":
+            raise ValueError(
+                f"Cannot embed with {self!r}: its {type(self._body).__name__} reads {read}, and "
+                f"not the tokens of texts. Use a language model, or the text part of this one."
+            )
+        try:
+            check_type(self._config)
+        except ValueError as error:
+            raise ValueError(f"Cannot embed with {self!r}: {error}") from None
+        modules = list(getattr(self._body, "modules", list)())
+        devices = {str(t.device) for t in getattr(self._body, "parameters", list)()}
+        dispatched = any(hasattr(module, "_hf_hook") for module in modules)
+        if "meta" in devices:
+            offloaded = "offloaded to the CPU or the disk" if dispatched else "on the meta device"
+            raise ValueError(
+                f"Cannot embed with {self!r}: some of its weights are {offloaded}, where their "
+                f"values cannot be told. Load it whole, or give LLMLayerEmbedder its hub id or "
+                f"folder and device='auto'."
+            )
+        if len(devices) > 1 and not dispatched:
+            raise ValueError(
+                f"Cannot embed with {self!r}: its weights are on {', '.join(sorted(devices))}. "
+                f"Move all to one device with model.to(...), or load it with device_map='auto'."
+            )
 
     def _source(self) -> Source:
         """Return what `resolve` returns for a model that is not loaded."""
-        positions, fixed = position_limit(getattr(self._body, "config", None))
+        self._check()
+        positions, fixed = position_limit(self._config)
+        if self._table_rows is not None:
+            positions, fixed = min(positions or self._table_rows, self._table_rows), True
         return Source(
             name=repr(self),
             location="",
@@ -178,29 +276,26 @@ class Backbone:
         )
 
     def _identity(self) -> str:
-        """Return a digest of weights, config and tokenizer, renewed after a weight was written."""
-        import torch
+        """Return a digest of all that decides what the model computes now."""
+        with self._lock:
+            self._settle()
+            return f"memory:{self._state().digest()}"
 
-        state_dict = self._body.state_dict() if hasattr(self._body, "state_dict") else {}
-        tensors = {name: t for name, t in state_dict.items() if hasattr(t, "data_ptr")}
-        versions = (
-            (name, t.data_ptr(), 0 if t.is_inference() else t._version)
-            for name, t in tensors.items()
-        )
-        state = tuple(versions), joblib.hash(_tokenizer_state(self.tokenizer))
-        if self._digest is None or self._digest[0] != state:
-            total = hashlib.sha256(f"{type(self._body).__qualname__}\0{state[1]}\0".encode())
-            config: Any = getattr(self._body, "config", None)
-            if hasattr(config, "to_json_string"):
-                total.update(config.to_json_string().encode())
-            for name, tensor in tensors.items():
-                total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                flat = tensor.detach().cpu().contiguous().view(-1)
-                total.update(flat.view(torch.uint8).numpy().data)
-            if not tensors:
-                total.update(_opaque_state(self.model).encode())
-            self._digest = (state, total.hexdigest())
-        return f"memory:{self._digest[1]}"
+    def _looks_like(self, identity: str) -> bool:
+        """Whether the model has that identity, as far as can be seen in a few milliseconds."""
+        if not self._lock.acquire(blocking=False):
+            return True  # another thread computes, and has looked
+        try:
+            return self._state().looks_like(identity.removeprefix("memory:"))
+        finally:
+            self._lock.release()
+
+    def _state(self) -> Identity:
+        from .identity import Identity
+
+        if self._known is None:
+            self._known = Identity(self._body, self.tokenizer)
+        return self._known
 
     def _tokenize(
         self, texts: Sequence[str], max_length: int | None, max_positions: int | None
@@ -208,15 +303,15 @@ class Backbone:
         """Turn texts into token ids, cut to `max_length` or the tokenizer's and model's limit."""
         limit = max_length
         if limit is None:
-            limits = getattr(self.tokenizer, "model_max_length", None), max_positions
+            own = getattr(self.tokenizer, "model_max_length", None)
+            limits = own, max_positions, self._table_rows
             limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
-        options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
-        encoded = self.tokenizer(list(texts), padding=False, **options)
-        ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
-        types = encoded.get("token_type_ids")
-        if types is not None and not any(map(any, types)):
-            types = None  # all zero is what every model assumes
-        fast = getattr(encoded, "encodings", None)
+        elif self._table_rows is not None and limit > self._table_rows:
+            raise ValueError(
+                f"max_length={limit} is more than the {self._table_rows} positions that "
+                f"{self!r} has. Use at most {self._table_rows}, or None for that."
+            )
+        ids, types, fast = self._encode(texts, limit)
         cut = np.zeros(len(ids), dtype=bool)
         for i, row in enumerate(ids):
             if limit is not None and len(row) >= limit:
@@ -230,6 +325,66 @@ class Backbone:
                 if types is not None:
                     types[i] = [0]
         return Tokens(ids, types, cut)
+
+    def _encode(
+        self, texts: Sequence[str], limit: int | None
+    ) -> tuple[list[list[int]], list[list[int]] | None, Any]:
+        """Return ids, types and encodings of texts, once they are known to fit the model."""
+        options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
+        try:
+            special = int(getattr(self.tokenizer, "num_special_tokens_to_add", int)())
+            if limit is not None and limit <= special:
+                raise ValueError(
+                    f"max_length={limit} leaves no room for a text beside the {special} special "
+                    f"tokens of {type(self.tokenizer).__name__}. Use at least {special + 1}."
+                )
+            encoded = self.tokenizer(list(texts), padding=False, **options)
+            ids: list[list[int]] = [list(row) for row in encoded["input_ids"]]
+            highest = index(max((max(row) for row in ids if row), default=0))
+            lowest = index(min((min(row) for row in ids if row), default=0))
+            if len(ids) != len(texts) or (limit is not None and max(map(len, ids)) > limit):
+                longest = max(map(len, ids), default=0)
+                raise IndexError(f"{len(ids)} lists of up to {longest} ids for {len(texts)} texts")
+        except _BARE as error:
+            raise TypeError(
+                f"{type(self.tokenizer).__name__} cannot be used as a tokenizer: called with a "
+                f"list of texts, padding=False, truncation={limit is not None} and "
+                f"max_length={limit}, it must return a mapping whose 'input_ids' are a list of "
+                f"whole numbers for each text, of at most that length. Use one of "
+                f"transformers.AutoTokenizer. ({type(error).__name__}: {error})"
+            ) from error
+        self._check_ids(texts, ids, lowest, highest)
+        types = encoded.get("token_type_ids")
+        if types is not None and not any(map(any, types)):
+            types = None  # all zero is what every model assumes
+        if types is not None:
+            self._check_types(max(map(max, filter(None, types))))
+        return ids, types, getattr(encoded, "encodings", None)
+
+    def _check_ids(
+        self, texts: Sequence[str], ids: list[list[int]], lowest: int, highest: int
+    ) -> None:
+        """Refuse token ids that the embedding table has no row for."""
+        rows = self._vocabulary
+        if lowest >= 0 and (rows is None or highest < rows):
+            return
+        wrong = lowest if lowest < 0 else highest
+        text = texts[next(i for i, row in enumerate(ids) if wrong in row)]
+        raise ValueError(
+            f"The tokenizer turns {text[:60]!r} into the token id {wrong}, but the model's "
+            f"embedding table has {rows} rows. Use the model's own tokenizer, or, where tokens "
+            f"were added to it, model.resize_token_embeddings(len(tokenizer))."
+        )
+
+    def _check_types(self, highest: int) -> None:
+        """Refuse token types that the model has no row for."""
+        rows = getattr(self._config, "type_vocab_size", None)
+        takes = "token_type_ids" in inspect.signature(self._body.forward).parameters
+        if takes and isinstance(rows, int) and 0 < rows <= highest:
+            raise ValueError(
+                f"The tokenizer gives the token type {highest}, but the model knows {rows} "
+                f"(type_vocab_size). Use the model's own tokenizer."
+            )
 
     def _batch(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
@@ -256,9 +411,13 @@ class Backbone:
         """Run the model's forward; default positions are right, as padding stands on the right."""
         import torch
 
-        wanted = {"token_type_ids": types, "use_cache": False, "return_dict": True}
-        if all_states:
-            wanted["output_hidden_states"] = True
+        wanted = {
+            "attention_mask": mask.long(),
+            "token_type_ids": types,
+            "use_cache": False,
+            "return_dict": True,
+            "output_hidden_states": all_states or None,
+        }
         accepted = inspect.signature(self._body.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         options = {
@@ -266,13 +425,50 @@ class Backbone:
             for name, value in wanted.items()
             if value is not None and (takes_any or name in accepted)
         }
-        with torch.inference_mode():
-            return self._body(input_ids=ids, attention_mask=mask.long(), **options)
+        try:
+            with torch.inference_mode():
+                return self._body(input_ids=ids, **options)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise RuntimeError(
+                f"The forward of {self!r} failed with {type(error).__name__}: {error}. It was "
+                f"given {ids.shape[0]} texts of up to {ids.shape[1]} tokens. Check that the "
+                f"tokenizer is the model's own, that the texts are not longer than it can take "
+                f"(max_length=), and that the model runs by itself: "
+                f"model(**tokenizer(['text'], return_tensors='pt'))."
+            ) from error
+        finally:
+            if self._kept is not None:
+                self._kept.restore()
 
-    def _blocks(self) -> tuple[list[Any], bool]:
-        """Return the modules whose outputs are the hidden states 1 to L, none if not found.
+    def _settle(self) -> None:
+        """Let a model that rescales its weights in its first pass, RWKV's, do so before it."""
+        from .identity import computing
 
-        And whether the model itself declares them to be; if not, the first pass must compare.
+        if callable(rescale := getattr(self._body, "_rescale_layers", None)):
+            with computing(self._body):
+                rescale()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Hold the lock, and keep the model in evaluation mode and as it is over each forward."""
+        from .identity import computing
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._lock)
+            stack.enter_context(self._state().own_changes())
+            self._settle()
+            before, self._kept = self._kept, stack.enter_context(computing(self._body))
+            try:
+                yield
+            finally:
+                self._kept = before
+
+    def _blocks(self) -> list[Any]:
+        """Return the modules whose outputs should be the hidden states 1 to L, none if not found.
+
+        Those that the model itself declares to be, if it does.
         """
         declared = _declared_blocks(self._body)
         found: list[list[Any]] = []
@@ -282,9 +478,9 @@ class Backbone:
             blocks = list(module)
             if len(set(map(id, blocks))) == len(blocks):
                 if declared and isinstance(blocks[0], declared):
-                    return blocks, all(isinstance(block, declared) for block in blocks)
+                    return blocks
                 found.append(blocks)
-        return (found[0] if found else []), False
+        return found[0] if found else []
 
 
 @dataclass(frozen=True)
@@ -300,16 +496,6 @@ class Tokens:
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
 
-def _body(model: Any) -> Any:
-    """Leave out task heads and decoders: only hidden states are wanted."""
-    body = getattr(model, "base_model", None)  # a transformers model has one, a stub has not
-    if body is None or not hasattr(body, "config"):
-        return model
-    if getattr(body.config, "is_encoder_decoder", False) and hasattr(body, "get_encoder"):
-        return body.get_encoder() or body
-    return body
-
-
 def _declared_blocks(model: Any) -> tuple[type, ...]:
     """Classes whose first output transformers itself records as a hidden state."""
     classes: list[type] = []
@@ -322,47 +508,11 @@ def _declared_blocks(model: Any) -> tuple[type, ...]:
     return tuple(classes)
 
 
-def _tokenizer_state(tokenizer: Any) -> Any:
-    """All of a tokenizer that can change its ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _opaque_state(tokenizer)
-    # What stands before are truncation and padding, which each call sets anew.
-    _, _, settings = backend.to_str().partition('"added_tokens"')
-    names = ("model_max_length", "truncation_side", "pad_token_id", "bos_token_id", "eos_token_id")
-    return settings, [getattr(tokenizer, name, None) for name in names]
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may help."""
+    import torch
 
-
-def _opaque_state(thing: Any) -> str:
-    try:
-        return str(joblib.hash((type(thing).__qualname__, thing)))
-    except Exception:  # whatever its pickling raises: it cannot be identified beyond this process
-        return f"{type(thing).__qualname__}:{os.getpid()}:{id(thing)}"
-
-
-def shape(config: Any) -> tuple[int, int]:
-    """Return depth and width of the text part."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    depth = getattr(text, "num_hidden_layers", None)
-    width = getattr(text, "hidden_size", None)
-    if not isinstance(depth, int) or not isinstance(width, int):
-        raise ValueError(
-            "its config names no num_hidden_layers and hidden_size, so it is not known to be a "
-            "language model."
-        )
-    return depth, width
-
-
-def position_limit(config: Any) -> tuple[int | None, bool]:
-    """Return the most tokens that the model takes, and whether a table of positions ends there."""
-    if config is None:
-        return None, False
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = getattr(text, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None, False
-    if getattr(text, "model_type", "") in _OFFSET_POSITIONS:
-        # MPNet's padding id is 1 whatever its config says.
-        positions -= max(getattr(text, "pad_token_id", None) or 0, 1) + 1
-    rotary = any(getattr(text, name, None) for name in ("rope_parameters", "rope_theta"))
-    return positions, not rotary
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory")
+    return any(words in str(error).lower() for words in signs)

@@ -16,11 +16,13 @@ def plan_batches(
     lengths: Sequence[int] | NDArray[np.integer],
     batch_tokens: int,
     max_rows: int | None = None,
+    *,
+    equal: bool = False,
 ) -> list[NDArray[np.intp]]:
     """Group texts, longest first, into batches whose padded size is within a token budget.
 
     With the longest first, running out of memory shows in the first batch. A text longer than
-    the budget is a batch of its own.
+    the budget is a batch of its own. With `equal`, only texts of one length are in a batch.
 
     Examples
     --------
@@ -28,12 +30,16 @@ def plan_batches(
     [[1], [3, 0], [2]]
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    ascending = np.sort(lengths)
     limit = len(order) if max_rows is None else max_rows
     batches = []
     start = 0
     while start < len(order):
         longest = max(int(lengths[order[start]]), 1)
         stop = start + max(1, min(batch_tokens // longest, limit))
+        if equal:
+            shorter = int(np.searchsorted(ascending, lengths[order[start]]))
+            stop = min(stop, len(order) - shorter)
         batches.append(order[start:stop])
         start = stop
     return batches

@@ -14,6 +14,7 @@ import platformdirs
 #: What can change a vector. Weights in formats that are not loaded, read-mes and pictures cannot.
 _MODEL_SUFFIXES = frozenset(
     {".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".tiktoken", ".vocab", ".bpe"}
+    | {".spm", ".codes", ".tokenizer"}
 )
 
 # Path, size, mtime, ctime, inode. ctime is there because a tool may restore mtime; nothing

@@ -21,7 +21,7 @@ from .._targets import TASKS, Targets, Task, require_y
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
-from .backbone import Backbone
+from .backbone import Backbone, Source
 from .encoding import Spec, encode
 from .layers import is_auto, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
@@ -63,7 +63,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     Parameters
     ----------
     model : str, path-like or Backbone
-        A hub id, a folder, a ``.gguf`` file, or a `Backbone` that is in memory already.
+        A hub id, a folder (one that holds a single ``.gguf`` file, too), a ``.gguf`` file, or a
+        `Backbone` that is in memory already. Task heads are left out; of an encoder-decoder the
+        encoder is taken, of a model of texts and pictures or sounds the language model or text
+        encoder, of a sentence-transformers model the transformer: its pooling and dense layers
+        are not used. Models that read no texts are refused in `fit`.
     layer : int, float, list of these, "auto" or "mean", default=-1
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
@@ -87,10 +91,14 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         floats) are classes where they have at most 20 values, or no more values than a fifth of
         the rows, and a 0/1 matrix holds labels; other numbers are a regression.
     max_length : int or None, default=None
-        Most tokens of a text, the special ones counted. None takes the smaller of the
-        tokenizer's and the model's limit.
+        Most tokens of a text, the special ones counted. None takes the smallest of the
+        tokenizer's limit, the model's, and the ``max_seq_length`` of a sentence-transformers
+        model. A number may be above that of sentence-transformers, but not above the model's.
     prompt : str or None, default=None
-        Put before every text; its tokens take part in the pooling.
+        Put before every text; its tokens take part in the pooling. None is the default prompt of
+        a sentence-transformers model that has one, and none otherwise; "" is none at all. The
+        name of one of its prompts, such as "query", stands for that prompt, and anything else
+        for itself.
     device : str, torch.device or None, default=None
         None picks cuda, mps, cpu in that order when the model is loaded. "auto" spreads a large
         model over the devices there are (needs accelerate).
@@ -313,6 +321,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         texts, progress = check_texts(X, missing=self.missing), bool(self.verbose)
+        model = self.model
+        if isinstance(model, Backbone) and not model._looks_like(self._spec.identity):
+            self._source_again()  # stored vectors may be of what the model was
         if self._averages:
             columns = (vectors for _, vectors in self._read(texts, progress))
             scales = self.layer_means_, self.layer_stds_
@@ -449,15 +460,21 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             return np.divide(blocks, np.where(norms == 0, 1, norms)).reshape(vectors.shape)
         return vectors
 
+    def _source_again(self) -> Source:
+        return resolve_again(
+            self._spec.identity,
+            self.model,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+        )
+
     def _load(self) -> Backbone:
         """Load the weights; called only when a text is not stored.
 
         All that is opened, the parameters name; what `fit` saw is only compared with.
         """
         spec, trust = self._spec, self.trust_remote_code
-        source = resolve_again(
-            spec.identity, self.model, revision=self.revision, trust_remote_code=trust
-        )
+        source = self._source_again()
         if isinstance(self.model, Backbone):
             return self.model
         described = describe_kwargs(self.model_kwargs, trust)

@@ -35,13 +35,14 @@ class Spec:
     model: str  # as the user gave it, for messages
     identity: str
     width: int
-    max_positions: int | None
+    max_positions: int | None  # the most tokens that max_length=None leaves
     prompt: str | None
     max_length: int | None
     dtype: str
     model_kwargs: dict[str, Any] | None
     trust_remote_code: bool
     store_dtype: str
+    lower_case: bool = False
 
     @classmethod
     def of(
@@ -72,23 +73,28 @@ class Spec:
                 f"VectorStore(dtype=...): dtype must be one of {', '.join(_STORE_DTYPES)}; got "
                 f"{store_dtype!r}."
             )
+        sentence = source.sentence
+        limits = [n for n in (source.max_positions, sentence.max_length) if n is not None]
+        if prompt is None:
+            prompt = sentence.default_prompt
         return cls(
             model=source.name,
             identity=source.identity,
             width=source.width,
-            max_positions=source.max_positions,
-            prompt=prompt or None,
+            max_positions=min(limits, default=None),
+            prompt=sentence.prompts.get(prompt, prompt) or None,
             max_length=max_length,
             dtype=dtype,
             model_kwargs=describe_kwargs(model_kwargs, source.trust_remote_code),
             trust_remote_code=source.trust_remote_code,
             store_dtype=store_dtype,
+            lower_case=sentence.lower_case,
         )
 
     def about(self) -> dict[str, Any]:
         """Return plain values that say what the vectors were made with."""
         about = asdict(self)
-        del about["width"], about["max_positions"]  # the identity covers them
+        del about["width"]  # the identity covers it
         return about
 
     def fingerprint(self) -> str:
@@ -193,7 +199,9 @@ class _Run:
     def compute(self, backbone: Backbone, batch_tokens: int | str, progress: bool) -> None:
         """Run the missing texts through the model, window by window."""
         from .forward import Budget, ForwardPass
+        from .probe import usable_columns
 
+        self.computed = usable_columns(backbone, self.spec.identity, self.columns, self.computed)
         budget = Budget.choose(backbone, batch_tokens)
         missing = np.flatnonzero(~self.known)
         label = os.path.basename(self.spec.model.rstrip("/")) or "texts"
@@ -224,6 +232,8 @@ class _Run:
         from .forward import run_batches
 
         texts = [(self.spec.prompt or "") + self.texts[i] for i in window]
+        if self.spec.lower_case:
+            texts = [text.lower() for text in texts]
         tokens = backbone._tokenize(texts, self.spec.max_length, self.spec.max_positions)
         self.truncated[window] = tokens.truncated
         self.newly_truncated |= bool(tokens.truncated.any())

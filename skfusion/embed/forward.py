@@ -6,7 +6,8 @@ Imported when a model runs, for it imports torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .backbone import Backbone, Tokens
+from .backbone import Backbone, Tokens, is_out_of_memory
 from .batching import AUTO_BATCH_TOKENS, plan_batches
 from .pooling import POOLINGS
+from .probe import (
+    all_states,
+    last_state,
+    look,
+    misshapen,
+    real_tokens,
+    seeded,
+    tapped,
+    unusable_layer,
+)
 from .shards import Column
 
 _FLOAT16_MAX = 6e4
 _FLOAT16_ERROR = 1e-3
 
 
-class _LastNeeded(Exception):
+# No `Exception`, which a model's forward may catch.
+class _LastNeeded(BaseException):
     """Ends a pass that has all it needs; no error."""
+
+
+class _NoState(BaseException):
+    """Ends a pass in which a block did not return a hidden state; no error."""
 
 
 class ForwardPass:
@@ -33,147 +49,91 @@ class ForwardPass:
     Hooks on the blocks pool each hidden state while it is there, so that those of two blocks are
     never alive together, and the pass ends behind the last layer that is wanted. Models whose
     blocks cannot be found, or do not return the hidden states, are asked for all states. As a
-    context manager it holds the backbone's lock and removes its hooks at the end.
+    context manager it holds the backbone's lock, keeps the model in evaluation mode, and removes
+    its hooks at the end.
     """
 
     def __init__(self, backbone: Backbone, columns: Sequence[Column]) -> None:
         self._backbone, self._columns = backbone, tuple(columns)
         self._deepest = max(layer for layer, _ in columns)
         self._depth = backbone.n_layers
-        self._handles: list[Any] = []
+        self._held, self._hooks = ExitStack(), ExitStack()
         self._mask: Tensor | None = None
-        self._seen: dict[int, Tensor] | None = None
         self._pooled: dict[Column, Tensor] = {}
 
     def __enter__(self) -> ForwardPass:
-        self._backbone._lock.acquire()
         try:
-            blocks, certain = self._backbone._blocks()
-            if self._backbone._hooks_agree is None and (certain or not blocks):
-                self._backbone._hooks_agree = certain
-            if self._backbone._hooks_agree is not False:
-                self._hook(blocks)
+            self._held.enter_context(self._backbone._computing())
+            self._probe = look(self._backbone)
+            if self._probe.hooks:
+                # The last layer is read from the model's own output, behind the final norm.
+                blocks, n = self._backbone._blocks(), self._depth - (self._probe.last != "block")
+                self._hooks.enter_context(tapped(blocks, self._see, n))
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._unhook()
-        self._backbone._lock.release()
+        self._hooks.close()
+        self._held.close()
 
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def __call__(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+        """Return float32 vectors (batch, len(columns) * width), on the device of the output."""
+        self._mask, self._pooled = mask, {}
+        try:
+            random = seeded(self._backbone) if self._probe.seeded else nullcontext()
+            with torch.inference_mode(), random:
+                self._run(ids, mask, types)
+            vectors = [self._pooled[column] for column in self._columns]
+        finally:
+            self._mask, self._pooled = None, {}
+        return torch.cat([vector.to(vectors[-1].device) for vector in vectors], dim=1)
 
-    def _hook(self, blocks: Sequence[Any]) -> None:
-        def before_first(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._see(0, args[0] if args else kwargs["hidden_states"])
+    def _run(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
+        if self._probe.hooks:
+            try:
+                output = self._backbone._run(ids, mask, types)
+                if self._probe.last == "output":
+                    self._see(self._depth, last_state(output))
+                if len(self._pooled) == len(self._columns):
+                    return
+            except _LastNeeded:
+                return
+            except _NoState:
+                pass
+            # Blocks that return something else for these texts: from now on, all states.
+            self._hooks.close()
+            self._probe = self._backbone._probe = replace(self._probe, hooks=False)
+        output = self._backbone._run(ids, mask, types, all_states=True)
+        states = all_states(self._backbone, output)
+        if self._probe.last == "output":
+            states[-1] = last_state(output)
+        shape = (*mask.shape, self._backbone.width)
+        for layer in {layer for layer, _ in self._columns}:
+            state = real_tokens(states[layer], shape, last_state(output))
+            if state is None:
+                reason = misshapen(states[layer], shape)
+                raise unusable_layer(self._backbone, layer, reason, self._probe.unusable)
+            self._pool(layer, state)
 
-        self._handles.append(blocks[0].register_forward_pre_hook(before_first, with_kwargs=True))
-        # The last layer is read behind the final norm, from the model's own output.
-        for k, block in enumerate(blocks[:-1], start=1):
+    def _see(self, layer: int, hidden: Any) -> None:
+        """Pool what a block returned, if that is wanted."""
+        assert self._mask is not None
+        if any(k == layer for k, _ in self._columns):
+            shape = (*self._mask.shape, self._backbone.width)
+            if not isinstance(hidden, Tensor) or hidden.shape != shape:
+                raise _NoState
+            self._pool(layer, hidden)
+        if layer == self._deepest and (layer < self._depth or self._probe.last == "block"):
+            raise _LastNeeded
 
-            def after(module: Any, args: Any, output: Any, k: int = k) -> None:
-                self._see(k, output[0] if isinstance(output, tuple) else output)
-
-            self._handles.append(block.register_forward_hook(after))
-
-    def _see(self, layer: int, hidden: Tensor) -> None:
-        if self._seen is not None:  # comparing
-            self._seen[layer] = hidden
-            return
+    def _pool(self, layer: int, hidden: Tensor) -> None:
         assert self._mask is not None
         mask = self._mask.to(hidden.device)
         for column in self._columns:
             if column[0] == layer:
                 self._pooled[column] = POOLINGS[column[1]](hidden, mask)
-        if layer == self._deepest < self._depth:
-            raise _LastNeeded
-
-    def __call__(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
-        """Return float32 vectors (batch, len(columns) * width), on the device of the output."""
-        if self._backbone._hooks_agree is None:
-            return self._first_batch(ids, mask, types)
-        with torch.inference_mode():
-            if not self._backbone._hooks_agree:
-                self._pool_states(self._all_states(ids, mask, types), mask)
-                return self._collect()
-            self._mask, self._pooled = mask, {}
-            try:
-                output = self._backbone._run(ids, mask, types)
-                self._see(self._depth, output.last_hidden_state)
-            except _LastNeeded:
-                pass
-            finally:
-                self._mask = None
-            return self._collect()
-
-    def _all_states(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> list[Tensor]:
-        output = self._backbone._run(ids, mask, types, all_states=True)
-        states = list(getattr(output, "hidden_states", None) or [])
-        if not states:
-            raise ValueError(
-                f"{self._backbone!r} returns no hidden_states when asked for them with "
-                f"output_hidden_states=True, and its blocks could not be used instead."
-            )
-        if len(states) != self._depth + 1:
-            raise ValueError(
-                f"{self._backbone!r} returns {len(states)} hidden states, but its config says "
-                f"{self._depth} layers (hence {self._depth + 1} states)."
-            )
-        states[-1] = output.last_hidden_state
-        return states
-
-    def _pool_states(self, states: Sequence[Tensor], mask: Tensor) -> None:
-        self._pooled = {
-            (layer, pooling): POOLINGS[pooling](states[layer], mask.to(states[layer].device))
-            for layer, pooling in self._columns
-        }
-
-    def _collect(self) -> Tensor:
-        vectors = [self._pooled[column] for column in self._columns]
-        self._pooled = {}
-        for (layer, _), vector in zip(self._columns, vectors, strict=True):
-            if vector.shape[1] != self._backbone.width:
-                raise ValueError(
-                    f"Layer {layer} of {self._backbone!r} has vectors of {vector.shape[1]} "
-                    f"values, the others of {self._backbone.width}. Leave it out with "
-                    f"memory=VectorStore(..., layers='requested') or a list of layers."
-                )
-        return torch.cat([vector.to(vectors[-1].device) for vector in vectors], dim=1)
-
-    def _first_batch(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> Tensor:
-        """Compare hooks with the model's own hidden states on the shortest text, then go on.
-
-        That text's vectors are used, so that no text passes through the model twice.
-        """
-        lengths = mask.sum(dim=1)
-        row = int(lengths.argmin())
-        short = slice(0, int(lengths[row]))
-        others = [i for i in range(len(ids)) if i != row]
-        with torch.inference_mode():
-            self._compare(ids[[row], short], mask[[row], short], _part(types, [row], short))
-            first = self._collect()
-        if not others:
-            return first
-        rest = self(ids[others], mask[others], _part(types, others, slice(None)))
-        order = torch.tensor([row, *others], device=rest.device).argsort()
-        return torch.cat([first.to(rest.device), rest])[order]
-
-    def _compare(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> None:
-        seen = self._seen = {}
-        try:
-            states = self._all_states(ids, mask, types)
-        finally:
-            self._seen = None
-        self._backbone._hooks_agree = sorted(seen) == list(range(self._depth)) and all(
-            torch.equal(hidden, states[k]) for k, hidden in seen.items()
-        )
-        if not self._backbone._hooks_agree:
-            self._unhook()
-        self._pool_states(states, mask)
 
 
 def settle(vectors: Tensor, width: int, store_dtype: str) -> Tensor:
@@ -196,10 +156,6 @@ def settle(vectors: Tensor, width: int, store_dtype: str) -> Tensor:
     return torch.where(exact[..., None], rounded.view_as(each), each).view_as(vectors)
 
 
-def _part(types: Tensor | None, rows: list[int], tokens: slice) -> Tensor | None:
-    return None if types is None else types[rows, tokens]
-
-
 @dataclass
 class Budget:
     """How much fits into a batch; shrinks when memory runs out, for the rest of the call."""
@@ -219,8 +175,14 @@ def run_batches(
     backbone: Backbone, forward: ForwardPass, tokens: Tokens, budget: Budget, store_dtype: str
 ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
     """Yield each batch's rows and their vectors, in smaller batches once memory has run out."""
-    lengths = tokens.lengths()
-    queue = plan_batches(lengths, budget.tokens, budget.rows)
+    lengths, way = tokens.lengths(), look(backbone).batching
+
+    def plan(rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+        most = 1 if way == "single" else budget.rows
+        batches = plan_batches(lengths[rows], budget.tokens, most, equal=way == "equal")
+        return [rows[batch] for batch in batches]
+
+    queue = plan(np.arange(len(lengths)))
     while queue:
         batch = queue.pop(0)
         ids = [tokens.ids[i] for i in batch]
@@ -231,7 +193,7 @@ def run_batches(
             vectors = pooled.cpu().numpy()
             del pooled
         except (RuntimeError, MemoryError) as error:
-            if len(batch) == 1 or not _is_out_of_memory(error):
+            if len(batch) == 1 or not is_out_of_memory(error):
                 raise
         # Outside of the except block, whose traceback would keep the failed batch's tensors alive.
         if vectors is None:
@@ -241,14 +203,6 @@ def run_batches(
                 torch.mps.empty_cache()
             budget.tokens = max(1, len(batch) * int(lengths[batch].max()) // 2)
             budget.rows = max(1, len(batch) // 2)
-            rest = np.concatenate([batch, *queue])
-            queue = [rest[b] for b in plan_batches(lengths[rest], budget.tokens, budget.rows)]
+            queue = plan(np.concatenate([batch, *queue]))
         else:
             yield batch, vectors
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    signs = ("out of memory", "can't allocate memory", "not enough memory")
-    return any(words in str(error).lower() for words in signs)

@@ -14,12 +14,15 @@ import shutil
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .backbone import Backbone, Source, position_limit, shape
+from .backbone import Backbone, Source
+from .body import check_type, position_limit, shape, text_config
 from .digests import cache_folder, file_digest, folder_digest
+from .folders import MUST, describe, existing, look_into, sentence_settings, transformer_folder
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -59,18 +62,74 @@ def resolve(
     path = os.fspath(model)
     if path.lower().endswith(".gguf"):
         return _resolve_gguf(path)
-    local = os.path.isdir(path)
+    if os.path.isdir(path):
+        return _resolve_folder(path, trust_remote_code)
+    if os.path.isfile(path):
+        raise ValueError(f"model={path!r} is a file. Give the folder that it is in.")
     # A hub id stays at the commit that this process saw first; a folder is looked at each time.
-    identity = f"folder:{folder_digest(path)}" if local else ""
-    key = (path, identity, revision, trust_remote_code)
+    key = (path, revision, trust_remote_code)
     if key not in _RESOLVED:
-        config = _config(path, revision=revision, trust_remote_code=trust_remote_code)
-        if not local:
-            revision = _commit(path, revision)
-            identity = f"hub:{path}@{revision}"
-        more: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-        _RESOLVED[key] = _source(path, path, identity, config, **more)
+        _RESOLVED[key] = _resolve_hub(path, revision, trust_remote_code)
     return _RESOLVED[key]
+
+
+def _resolve_folder(path: str, trust_remote_code: bool) -> Source:
+    try:
+        place = look_into(path)
+    except OSError as error:
+        raise OSError(f"Cannot load model {path!r}. {error}") from error
+    location = os.path.join(path, place.subfolder) if place.subfolder else path
+    if place.gguf is not None:
+        return _resolve_gguf(os.path.join(location, place.gguf))
+    identity = f"folder:{folder_digest(path)}"
+    if place.subfolder:
+        identity += f"+{folder_digest(location)}"
+    key = (path, identity, trust_remote_code)
+    if key not in _RESOLVED:
+        config = _config(location, trust_remote_code=trust_remote_code)
+        sentence = sentence_settings(partial(existing, path), place.subfolder, config.model_type)
+        more = {"trust_remote_code": trust_remote_code, "sentence": sentence}
+        _RESOLVED[key] = _source(path, location, identity, config, **more)
+    return _RESOLVED[key]
+
+
+def _resolve_hub(name: str, revision: str | None, trust_remote_code: bool) -> Source:
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    subfolder = ""
+    try:
+        config = _config(name, **options)
+    except OSError:
+        try:  # an older sentence-transformers model has it in a folder of its own
+            subfolder = transformer_folder(partial(_hub_file, name, revision))
+        except OSError as error:
+            raise OSError(f"Cannot load model {name!r}. {error}") from error
+        if not subfolder:
+            raise
+        config = _config(name, subfolder=subfolder, **options)
+    commit = _commit(name, revision, subfolder)
+    read = partial(_hub_file, name, commit)
+    return _source(
+        *(name, name, f"hub:{name}@{commit}", config),
+        revision=commit,
+        trust_remote_code=trust_remote_code,
+        subfolder=subfolder,
+        sentence=sentence_settings(read, subfolder, config.model_type),
+    )
+
+
+def _hub_file(name: str, revision: str | None, file: str) -> str | None:
+    """Return a small file of a hub repository; one that is not there or out of reach is None."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        known = try_to_load_from_cache(name, file, revision=revision)
+        if revision is not None and known is not None:  # a path, or known not to be there
+            return known if isinstance(known, str) else None
+        with quiet():
+            return str(hf_hub_download(name, file, revision=revision))
+    except (EntryNotFoundError, OSError, ValueError):
+        return None
 
 
 def resolve_again(
@@ -89,7 +148,8 @@ def resolve_again(
         raise ValueError(
             f"{model!r} is not the model, or no longer has the weights and files, with which this "
             f"embedder was fitted: it has changed since fit, so that new vectors would not agree "
-            f"with the old ones. Call fit again."
+            f"with the old ones. Call fit again. A Backbone also has its adapters, attributes and "
+            f"forward hooks; one with functions of your own is another model in each process."
         )
     return source
 
@@ -112,7 +172,9 @@ def _resolve_gguf(path: str) -> Source:
 
 def _source(name: str, location: str, identity: str, config: Any, **more: Any) -> Source:
     try:
+        check_type(config)
         n_layers, width = shape(config)
+        _check_reads_texts(config)
     except ValueError as error:
         raise ValueError(f"Cannot embed with {name!r}: {error}") from None
     positions, fixed = position_limit(config)
@@ -131,47 +193,96 @@ def _source(name: str, location: str, identity: str, config: Any, **more: Any) -
     )
 
 
+def _check_reads_texts(config: Any) -> None:
+    """Refuse models of pictures or sound, and weights in another tool's form."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    if isinstance(getattr(config, "quantization", None), dict):
+        raise ValueError("its weights are quantised for MLX. Give what it was made from.")
+    kind = text_config(config).model_type
+    texts = (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+    )
+    speech = kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    if not speech and any(kind in names for names in texts):
+        return
+    # A class is imported for the others only, which takes a second.
+    name = auto.MODEL_MAPPING_NAMES.get(kind)
+    cls = getattr(transformers, name if isinstance(name, str) else name[0]) if name else None
+    read = getattr(cls, "main_input_name", "input_ids")
+    if read != "input_ids":
+        raise ValueError(
+            f"it is a model of type {kind!r}, which reads {read}, and not the tokens of texts. "
+            f"Use a language model."
+        )
+
+
 def _config(location: str, **options: Any) -> Any:
     from transformers import AutoConfig
 
-    try:
-        with quiet():
+    with _named(location, options.get("revision")), quiet():
+        try:
             return AutoConfig.from_pretrained(location, **options)
-    except ImportError as error:
-        if options.get("gguf_file"):
-            raise ImportError(
-                "Reading GGUF files needs the packages gguf and accelerate: "
-                "pip install 'skfusion[gguf]'"
-            ) from error
+        except ImportError as error:
+            if options.get("gguf_file"):
+                raise ImportError(
+                    "Reading GGUF files needs the packages gguf and accelerate: "
+                    "pip install 'skfusion[gguf]'"
+                ) from error
+            raise
+
+
+@contextlib.contextmanager
+def _named(name: str, revision: str | None) -> Iterator[None]:
+    """Say of which model it is that reading it has failed, whatever transformers raises."""
+    try:
+        yield
+    except NotImplementedError as error:
+        raise _not_loaded(name, revision, error) from error
+    except (ImportError, MemoryError, RuntimeError):  # these say what to do, or out of memory
         raise
-    except (OSError, ValueError) as error:
-        raise _not_loaded(location, options.get("revision"), error) from error
+    except Exception as error:
+        raise _not_loaded(name, revision, error) from error
 
 
 def _not_loaded(location: str, revision: str | None, error: Exception) -> OSError:
     at = f" at revision {revision!r}" if revision else ""
     if os.path.isdir(location):
-        hint = "The folder must hold config.json, the weights and the tokenizer's files."
+        hint = f"The folder must hold {MUST}."
     else:
-        hint = (
+        hint = _hub_contents(location, revision) or (
             "It is neither a folder nor a .gguf file here, so it was looked up on the Hugging "
             "Face hub. Check the spelling, the revision, the network, access to a gated model, "
             "and HF_HUB_OFFLINE, with which only models already in the hub's cache are found."
         )
-    reason = str(error).strip().splitlines()
-    return OSError(
-        f"Cannot load model {location!r}{at}. {hint} ({reason[0] if reason else error})"
-    )
+    reason = " ".join(str(error).split())
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+    shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
+    return OSError(f"Cannot load model {location!r}{at}. {hint} ({kind}{shown})")
 
 
-def _commit(name: str, revision: str | None) -> str:
+def _hub_contents(name: str, revision: str | None) -> str:
+    """Say what a hub repository holds that is not one whole model, if it can be reached."""
+    from huggingface_hub import HfApi
+
+    try:
+        return describe(HfApi().list_repo_files(name, revision=revision))
+    except Exception:  # whatever it is, there is an error already
+        return ""
+
+
+def _commit(name: str, revision: str | None, subfolder: str) -> str:
     """Return the commit of a hub model whose config was read; not every transformers says it."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    file = f"{subfolder}/config.json" if subfolder else "config.json"
+    found = try_to_load_from_cache(name, file, revision=revision)
     if not isinstance(found, str):
-        raise _not_loaded(name, revision, OSError("its config.json is not in the hub's cache"))
-    return Path(found).parent.name
+        raise _not_loaded(name, revision, OSError(f"its {file} is not in the hub's cache"))
+    return Path(found).parents[1 if subfolder else 0].name
 
 
 # --- loading ---------------------------------------------------------------------------------
@@ -282,11 +393,16 @@ def _load(
 ) -> Backbone:
     import torch
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+        MODEL_MAPPING_NAMES,
+    )
 
     options: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if source.revision:
         options["revision"] = source.revision
+    if source.subfolder:
+        options["subfolder"] = source.subfolder
     config = _config(folder, **options)
     own = getattr(config, "quantization_config", None)
     placed: dict[str, Any] = {}
@@ -294,32 +410,56 @@ def _load(
         placed = {"device_map": "auto"}
     elif own is not None or model_kwargs.get("quantization_config") is not None:
         placed = {"device_map": {"": device}}  # a quantised model must not be moved with .to
-    # The encoder class of a T5 kind of model, so that its decoder is never loaded.
-    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    cls = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
-    try:
-        with quiet():
-            model, info = cls.from_pretrained(
-                folder,
-                config=config,
-                dtype=getattr(torch, resolve_dtype(dtype, device, dtype)),
-                output_loading_info=True,
-                **copy.deepcopy(dict(model_kwargs)),  # transformers writes into configs
-                **options,
-                **placed,
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except OSError as error:
-        raise _not_loaded(source.name, source.revision, error) from error
-    absent = [name for name in info["missing_keys"] if "pooler" not in name]
+    # The encoder class of a T5 kind of model, so that its decoder is never loaded. Those of
+    # models with parts, which have a config each, do not take the whole config.
+    parts = config.sub_configs
+    whole = parts and (config.is_encoder_decoder or "encoder" not in parts)
+    encoder = config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES and not whole
+    cls: Any = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
+    if config.model_type not in MODEL_MAPPING_NAMES and not hasattr(config, "auto_map"):
+        cls = getattr(transformers, (config.architectures or [""])[0], cls)
+    if device != "cpu" and torch.cuda.is_available():
+        torch.cuda.current_device()  # starts CUDA, whose random state is then kept, too
+    with _named(source.name, source.revision), quiet():
+        model, info = cls.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, resolve_dtype(dtype, device, dtype)),
+            output_loading_info=True,
+            **copy.deepcopy(dict(model_kwargs)),  # transformers writes into configs
+            **options,
+            **placed,
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"{source.name!r} holds an adapter (PEFT) beside or instead of a model. Load both "
+            f"with peft and give them as a Backbone."
+        )
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(
+            f"The tokenizer of {source.name!r} has no vocabulary: its files are missing. Save the "
+            f"model's own there with tokenizer.save_pretrained."
+        )
+    backbone = Backbone(model.eval() if placed else model.to(device).eval(), tokenizer)
+    absent = sorted(_absent(backbone, info["missing_keys"]))
     if absent:
         raise ValueError(
             f"The checkpoint {source.name!r} lacks {len(absent)} weights of the model's body, for "
-            f"example {sorted(absent)[0]!r}: its vectors would be random. Check that the folder "
+            f"example {absent[0]!r}: its vectors would be random. Check that the folder "
             f"holds a whole model of type {config.model_type!r}."
         )
-    model = model.eval()
-    return Backbone(model if placed else model.to(device), tokenizer)
+    return backbone
+
+
+def _absent(backbone: Backbone, missing: Collection[str]) -> set[str]:
+    """Return which of the weights that a checkpoint lacks its hidden states depend on."""
+    model, body = backbone.model, backbone._body
+    modules = list(model.named_modules())
+    before = next((f"{name}." for name, part in modules if part is body and name), "")
+    # Tables of sines are computed, and need not be saved.
+    sines = {f"{name}.weight" for name, part in modules if "Sinusoid" in type(part).__name__}
+    return {n for n in missing if n.startswith(before) and "pooler" not in n} - sines
 
 
 def _converted(source: Source) -> str:
@@ -357,9 +497,33 @@ def _converted(source: Source) -> str:
     return str(target)
 
 
+_QUIET_LOCK = threading.Lock()
+_QUIET = contextlib.ExitStack()
+_quiet_depth = 0
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers and the hub, keep the random state, and put all back afterwards."""
+    """Silence transformers and the hub, keep the random state, and put all back afterwards.
+
+    These are one for all threads, so the first that is inside sets them and the last puts back.
+    """
+    global _quiet_depth
+    with _QUIET_LOCK:
+        if _quiet_depth == 0:
+            _QUIET.enter_context(_silence())
+        _quiet_depth += 1
+    try:
+        yield
+    finally:
+        with _QUIET_LOCK:
+            _quiet_depth -= 1
+            if _quiet_depth == 0:
+                _QUIET.close()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     import torch
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -370,8 +534,10 @@ def quiet() -> Iterator[None]:
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hub_bar = not are_progress_bars_disabled()
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if started else ()
     # Building a model draws its initial weights before the saved ones replace them.
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices):
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         disable_progress_bars()

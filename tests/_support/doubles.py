@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skfusion import Backbone, LLMLayerEmbedder
+from skfusion.embed.probe import look
 
 
 class CountingEmbedder(LLMLayerEmbedder):
@@ -26,6 +27,7 @@ class CountingEmbedder(LLMLayerEmbedder):
         backbone.log = Path(f"{self.model}.log")  # type: ignore[attr-defined]
         _append(backbone.log, "load")  # type: ignore[attr-defined]
         if not hooked:
+            probed(backbone, self._spec.identity)  # whose rows are no texts
             backbone._body.register_forward_pre_hook(
                 lambda module, args, kwargs: _append(backbone.log, str(len(kwargs["input_ids"]))),
                 with_kwargs=True,
@@ -106,6 +108,12 @@ class StubModel(torch.nn.Module):
                 self.change(k, state, attention_mask.bool()) for k, state in enumerate(states)
             ]
         return SimpleNamespace(last_hidden_state=states[-1], hidden_states=tuple(states))
+
+
+def probed(backbone: Backbone, identity: str | None = None) -> Backbone:
+    """Look at a model as its first use does, so that only texts are counted from then on."""
+    look(backbone, identity)
+    return backbone
 
 
 def stub(change: Any = None, **options: Any) -> Backbone:

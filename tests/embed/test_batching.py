@@ -19,6 +19,20 @@ def test_batches_cover_all_texts_and_keep_the_budget(lengths, budget, max_rows):
         assert max_rows is None or len(batch) <= max_rows
 
 
+@given(lengths, st.integers(1, 200), st.none() | st.integers(1, 10))
+def test_batches_of_equal_length_hold_no_padding(lengths, budget, max_rows):
+    batches = plan_batches(lengths, budget, max_rows, equal=True)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        n = lengths[batch[0]]
+        assert {lengths[i] for i in batch} == {n}
+        assert len(batch) == 1 or len(batch) * n <= budget
+        assert max_rows is None or len(batch) <= max_rows
+    # No more batches than these limits ask for.
+    rows = {n: max(1, min(budget // n, max_rows or len(lengths))) for n in lengths}
+    assert len(batches) == sum(-(-lengths.count(n) // most) for n, most in rows.items())
+
+
 @given(lengths)
 def test_longest_texts_come_first(lengths):
     ordered = [lengths[i] for batch in plan_batches(lengths, 60) for i in batch]

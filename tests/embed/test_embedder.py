@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 import torch
 from _support import tiny
-from _support.doubles import CountingEmbedder, read_log, stub
+from _support.doubles import CountingEmbedder, probed, read_log, stub
 from _support.processes import run_python
 from _support.tiny import tiny_texts
 from sklearn.base import clone
@@ -837,7 +837,7 @@ class TestBackbone:
                 LLMLayerEmbedder(backbone, **options).fit(["a"])
 
     def test_threads_take_turns(self):
-        model = stub()
+        model = probed(stub())
         texts = tiny_texts(30)
         embedders = [LLMLayerEmbedder(model, layer=k).fit(texts) for k in (0, 1, 2)]
         passed = model.model.passed
