@@ -647,6 +647,30 @@ def test_a_hook_that_records_does_not_change_the_model():
     assert embedder.fit(TEXTS).store_.info()["n_texts"] in (0, len(TEXTS) + 1)
 
 
+class Remembering(LengthTokenizer):
+    """Counts its calls, and keeps words as slow tokenizers do."""
+
+    def __init__(self) -> None:
+        self.calls, self.cache = 0, {}
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self.calls += 1
+        self.cache.update(dict.fromkeys(texts))
+        return super().__call__(texts, **options)
+
+
+def test_a_tokenizer_that_remembers_does_not_change_the_model():
+    backbone = Backbone(stub().model, Remembering())
+    before = backbone._identity()
+    embedder = LLMLayerEmbedder(backbone).fit(TEXTS)
+    embedder.transform(TEXTS)
+    embedder.transform(["something new"])
+    assert backbone.tokenizer.calls
+    assert backbone._identity() == before
+    backbone.tokenizer.more = 1
+    assert backbone._identity() != before
+
+
 def test_a_hook_for_all_modules_is_part_of_every_model():
     backbone = backbone_of(tiny.make_model("bert"))
     before = backbone._identity()
