@@ -83,7 +83,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
         Width of each block, or "single" to take all columns for one block. None finds the
         blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
-        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them.
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them;
+        the last "__" counts, so that nested names (``text__minilm__0``) keep the inner block.
     class_weight : {"balanced", None}, default=None
         Whether "weighted" and "supervised" count all classes the same.
     random_state : int, RandomState instance or None, default=None

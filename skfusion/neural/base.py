@@ -20,6 +20,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
+from .._boundaries import SINGLE
 from .._targets import Kind, Targets, require_y
 from ..fusion.registry import OwnOperatorsMixin, find_operator, uses_own_operators
 from ..linear.scaling import fit_scaler
@@ -47,6 +48,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "scale": [StrOptions({"standard", "l2"}), None],
+        "block_sizes": ["array-like", Mapping, StrOptions({SINGLE}), None],
         "block_dropout": [Interval(Real, 0, 1, closed="left")],
         "device": [str, torch.device, None],
         "dtype": [StrOptions({"float32", "float64"})],
@@ -75,6 +77,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         early_stopping: bool | str,
         validation_fraction: float,
         scale: str | None,
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None,
         block_dropout: float,
         device: str | torch.device | None,
         dtype: str,
@@ -97,6 +100,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.scale = scale
+        self.block_sizes = block_sizes
         self.block_dropout = block_dropout
         self.device = device
         self.dtype = dtype

@@ -23,7 +23,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     """Classify embedding blocks with a network that projects, fuses and classifies.
 
     It takes `EmbeddingBlocks` straight from `EmbedderUnion` and trains projections, operator and
-    head together, as the paper does; any other 2-D input is one block.
+    head together, as the paper does.
 
     Parameters
     ----------
@@ -73,6 +73,11 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        Width of each block, or "single" to take all columns for one block. None finds the
+        blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them;
+        the last "__" counts, so that nested names (``text__minilm__0``) keep the inner block.
     block_dropout : float, default=0.0
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
@@ -203,6 +208,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         class_weight: Mapping[Any, float] | str | None = None,
         label_smoothing: float = 0.0,
         scale: str | None = "standard",
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
         block_dropout: float = 0.0,
         device: str | torch.device | None = None,
         dtype: str = "float32",
@@ -226,6 +232,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             scale=scale,
+            block_sizes=block_sizes,
             block_dropout=block_dropout,
             device=device,
             dtype=dtype,

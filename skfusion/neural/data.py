@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .._blocks import EmbeddingBlocks
-from .._boundaries import SINGLE, check_block, read_blocks
+from .._boundaries import check_block, read_blocks
 
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
 
@@ -78,10 +78,10 @@ def merge_rows(
 def read_present_blocks(estimator: Any, X: Any, *, reset: bool) -> dict[str, NDArray[Any]]:
     """Return the blocks of an input, which after a `fit` with `block_dropout` may lack some."""
     if reset or not isinstance(X, EmbeddingBlocks):
-        return read_blocks(estimator, X, reset=reset, default=SINGLE)
+        return read_blocks(estimator, X, estimator.block_sizes, reset=reset)
     fitted = {name: cut.stop - cut.start for name, cut in estimator.block_indices_.items()}
     if len(X.names) == len(fitted) or not X.block_sizes.items() <= fitted.items():
-        return read_blocks(estimator, X, reset=False)  # all of them, or an error
+        return read_blocks(estimator, X, estimator.block_sizes, reset=False)  # or an error
     if not estimator.block_dropout:
         missing = ", ".join(name for name in fitted if name not in X.names)
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,11 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        Width of each block, or "single" to take all columns for one block. None finds the
+        blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them;
+        the last "__" counts, so that nested names (``text__minilm__0``) keep the inner block.
     block_dropout : float, default=0.0
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
@@ -165,6 +170,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         scale: str | None = "standard",
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
         block_dropout: float = 0.0,
         device: str | torch.device | None = None,
         dtype: str = "float32",
@@ -188,6 +194,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             scale=scale,
+            block_sizes=block_sizes,
             block_dropout=block_dropout,
             device=device,
             dtype=dtype,
