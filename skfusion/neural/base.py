@@ -24,10 +24,18 @@ from .._boundaries import SINGLE
 from .._targets import Kind, Targets, require_y
 from ..fusion.registry import OwnOperatorsMixin, find_operator, uses_own_operators
 from ..linear.scaling import fit_scaler
-from .data import Rows, balance, merge_rows, mix_groups, read_present_blocks
+from .data import (
+    CHUNK,
+    Rows,
+    balance,
+    merge_rows,
+    mix_groups,
+    read_present_blocks,
+    to_dtype,
+)
 from .modules import Architecture, FusionNet
 from .solvers import Training
-from .training import CHUNK, HeadNet
+from .training import HeadNet
 
 
 class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
@@ -206,14 +214,14 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         factors = self._class_factors(targets, y, counts)
         counts = np.where(factors > 0, counts, 0.0)
         chosen = np.flatnonzero(counts)
-        if merge:
-            chosen, counts = merge_rows([*blocks.values(), targets.matrix], counts)
-        else:
-            counts = counts[chosen]
         if not len(chosen):
             raise ValueError("All rows have weight 0. Give some of them a sample_weight above 0.")
-        blocks = {name: block[chosen] for name, block in blocks.items()}
-        targets, factors = targets.take(chosen), factors[chosen]
+        blocks = {name: to_dtype(block[chosen], self.dtype) for name, block in blocks.items()}
+        targets, counts, factors = targets.take(chosen), counts[chosen], factors[chosen]
+        if merge:
+            kept, counts = merge_rows([*blocks.values(), targets.matrix], counts)
+            blocks = {name: block[kept] for name, block in blocks.items()}
+            targets, factors = targets.take(kept), factors[kept]
         weights = counts * factors
         if reset:
             how = self.scale if self.solver == "auto" else None

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .._targets import Kind
-from .data import Rows
+from .data import CHUNK, Rows
 from .modules import LOSSES, Architecture, FusionNet, draw_dropout, draw_present
 
-CHUNK = 4096  # rows that are predicted at the same time
 _STOP = "stop_rule"
 
 
