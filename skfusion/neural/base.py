@@ -47,11 +47,11 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         "layer": [StrOptions({"mix"}), None],
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "hidden_layer_sizes": ["array-like"],
-        "dropout": ["array-like", Interval(Real, 0, 1, closed="left")],
+        "dropout": ["array-like", Interval(Real, 0, 1, closed="left"), None],
         "solver": [StrOptions({"auto", "paper"})],
         "lr": [Interval(Real, 0, None, closed="neither")],
         "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "max_epochs": [Interval(Integral, 0, None, closed="left")],
+        "max_epochs": [Interval(Integral, 0, None, closed="left"), None],
         "weight_decay": [Interval(Real, 0, None, closed="left")],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
@@ -76,11 +76,11 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         layer: str | None,
         n_components: int,
         hidden_layer_sizes: Sequence[int],
-        dropout: Sequence[float] | float,
+        dropout: Sequence[float] | float | None,
         solver: str,
         lr: float,
         batch_size: int,
-        max_epochs: int,
+        max_epochs: int | None,
         weight_decay: float,
         early_stopping: bool | str,
         validation_fraction: float,
@@ -343,15 +343,20 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         return self._outputs(X, FusionNet.gates_of)
 
 
-def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple[float, ...]:
+def _dropouts(
+    dropout: Sequence[float] | float | None, sizes: tuple[int, ...]
+) -> tuple[float, ...]:
     """Return the dropout behind each hidden layer."""
-    rates = tuple(float(p) for p in np.atleast_1d(dropout))
-    if np.ndim(dropout) == 0:
-        rates *= len(sizes)
+    if dropout is None:
+        rates = tuple(0.3 if i else 0.5 for i in range(len(sizes)))
+    elif np.ndim(dropout) == 0:
+        rates = (float(np.asarray(dropout)),) * len(sizes)
+    else:
+        rates = tuple(float(p) for p in np.asarray(dropout))
     if len(rates) != len(sizes) or not all(0 <= p < 1 for p in rates):
         raise ValueError(
             f"dropout={dropout!r} must be a number from 0 to below 1, or one such number for each "
-            f"of the {len(sizes)} hidden layers of hidden_layer_sizes={sizes}."
+            f"of the {len(sizes)} hidden layers of hidden_layer_sizes={sizes}, or None."
         )
     if not all(n >= 1 for n in sizes):
         raise ValueError(f"hidden_layer_sizes={sizes} must be widths of at least 1.")

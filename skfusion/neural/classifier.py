@@ -43,8 +43,9 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         The common width d. Every block has its own `torch.nn.Linear` to it.
     hidden_layer_sizes : sequence of int, default=(1024, 256)
         Widths of the hidden ReLU layers.
-    dropout : float or sequence of float, default=(0.5, 0.3)
-        Dropout behind each of them.
+    dropout : float, sequence of float or None, default=None
+        Dropout behind each of them; None is the paper's, 0.5 behind the first and 0.3 behind
+        every other.
     solver : {"auto", "paper"}, default="auto"
         "paper" is the recipe of the paper to the letter: inputs as they are, random weights, Adam
         for `max_epochs` passes. With few rows that is few steps, and the result then depends on
@@ -56,8 +57,10 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         Step size of Adam; "auto" takes ten times that, because its steps are fewer.
     batch_size : int, default=1024
         Rows of a step.
-    max_epochs : int, default=120
-        Passes over the rows; for "auto" the most, or as many as make eight times that many steps.
+    max_epochs : int or None, default=None
+        The most passes over the rows that a training takes; "paper" takes them all. None is 120,
+        the paper's, and for "auto" up to eight times that where a pass is less than eight steps:
+        as many as make 960 steps.
     weight_decay : float, default=0.0
         Adam's.
     early_stopping : {"auto", True, False}, default="auto"
@@ -65,7 +68,8 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         on all rows for that number. "auto" does so with ``solver="auto"`` where there are more
         rows than columns, and every class can spare a row and all together ten.
     validation_fraction : float, default=0.1
-        Share of each class that is held out. A class that is too small for it keeps all rows.
+        Share of each class, or set of labels, that is held out. One row of each at least is
+        trained on, and a class that is too small for the share keeps all rows.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class. "balanced" makes the classes count the same.
     label_smoothing : float, default=0.0
@@ -197,11 +201,11 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         layer: str | None = None,
         n_components: int = 1024,
         hidden_layer_sizes: Sequence[int] = (1024, 256),
-        dropout: Sequence[float] | float = (0.5, 0.3),
+        dropout: Sequence[float] | float | None = None,
         solver: str = "auto",
         lr: float = 1e-4,
         batch_size: int = 1024,
-        max_epochs: int = 120,
+        max_epochs: int | None = None,
         weight_decay: float = 0.0,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,

@@ -38,8 +38,9 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         The common width d. Every block has its own `torch.nn.Linear` to it.
     hidden_layer_sizes : sequence of int, default=(1024, 256)
         Widths of the hidden ReLU layers.
-    dropout : float or sequence of float, default=(0.5, 0.3)
-        Dropout behind each of them.
+    dropout : float, sequence of float or None, default=None
+        Dropout behind each of them; None is the paper's, 0.5 behind the first and 0.3 behind
+        every other.
     solver : {"auto", "paper"}, default="auto"
         "paper" is the recipe of the paper to the letter: inputs as they are, random weights, Adam
         for `max_epochs` passes. With few rows that is few steps, and the result then depends on
@@ -51,16 +52,18 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         Step size of Adam; "auto" takes ten times that, because its steps are fewer.
     batch_size : int, default=1024
         Rows of a step.
-    max_epochs : int, default=120
-        Passes over the rows; for "auto" the most, or as many as make eight times that many steps.
+    max_epochs : int or None, default=None
+        The most passes over the rows that a training takes; "paper" takes them all. None is 120,
+        the paper's, and for "auto" up to eight times that where a pass is less than eight steps:
+        as many as make 960 steps.
     weight_decay : float, default=0.0
         Adam's.
     early_stopping : {"auto", True, False}, default="auto"
         Whether rows are held out to find the number of epochs; the network is then trained anew
         on all rows for that number. "auto" does so with ``solver="auto"`` where there are more
-        rows than columns, and every class can spare a row and all together ten.
+        rows than columns, and they can spare ten.
     validation_fraction : float, default=0.1
-        Share of each data set that is held out. A class that is too small for it keeps all rows.
+        Share of the rows that is held out; one at least is trained on.
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
@@ -161,11 +164,11 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         layer: str | None = None,
         n_components: int = 1024,
         hidden_layer_sizes: Sequence[int] = (1024, 256),
-        dropout: Sequence[float] | float = (0.5, 0.3),
+        dropout: Sequence[float] | float | None = None,
         solver: str = "auto",
         lr: float = 1e-4,
         batch_size: int = 1024,
-        max_epochs: int = 120,
+        max_epochs: int | None = None,
         weight_decay: float = 0.0,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,

@@ -20,7 +20,8 @@ from .modules import LOSSES, Architecture, FusionNet
 from .training import HeadNet, Settings, StopRule, copy_callbacks, make_net, train
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
-_STEPS = 8  # times as many steps as epochs are allowed where a pass is one step
+_EPOCHS = 120  # the paper's
+_STEPS = 8  # times as many are allowed where a pass is one step
 _PATIENCE = 20  # steps without a gain on held-out rows, but no less than ...
 _LEAST_PATIENCE = 3  # ... epochs
 _TARGET_PATIENCE = 200  # steps without a gain on the rows themselves: rare classes lose at first
@@ -41,7 +42,7 @@ class Training:
     lr: float
     weight_decay: float
     batch_size: int
-    max_epochs: int
+    max_epochs: int | None
     early_stopping: bool | str
     validation_fraction: float
     callbacks: Sequence[Any]
@@ -98,13 +99,15 @@ class Training:
         return net
 
     def _settings(self, n_rows: int, *, seed: int, epochs: int | None = None) -> Settings:
-        most, lr = self.max_epochs, self.lr
+        lr, most = self.lr, _EPOCHS
         if self.solver == "auto":
             lr *= _LR_FACTOR
             most = max(most, math.ceil(_STEPS * most / math.ceil(n_rows / self.batch_size)))
+        if epochs is None:
+            epochs = most if self.max_epochs is None else self.max_epochs
         return Settings(
             kind=self.kind,
-            epochs=most if epochs is None else epochs,
+            epochs=epochs,
             batch_size=self.batch_size,
             lr=lr,
             weight_decay=self.weight_decay,
@@ -114,7 +117,8 @@ class Training:
     def _hold_out(self) -> Tensor | None:
         """Return which rows to hold out, or None.
 
-        The share of each class is rounded, where `stratified_folds` deals all rows out evenly.
+        The share of each class is rounded, where `stratified_folds` deals all rows out evenly,
+        but never all of it.
         """
         wanted, (n, width) = self.early_stopping, self.rows.X.shape
         if wanted is False or (wanted == "auto" and (self.solver == "paper" or n < width)):
@@ -124,7 +128,7 @@ class Training:
         can_spare = True
         for code in torch.unique(codes):
             of_class = torch.nonzero(codes == code)[:, 0]
-            spared = round(len(of_class) * self.validation_fraction)
+            spared = min(round(len(of_class) * self.validation_fraction), len(of_class) - 1)
             order = torch.randperm(len(of_class), generator=generator, device=codes.device)
             held[of_class[order[:spared]]] = True
             can_spare &= spared > 0
@@ -132,8 +136,8 @@ class Training:
         if wanted is True and n_held == 0:
             raise ValueError(
                 f"early_stopping=True holds out validation_fraction={self.validation_fraction} "
-                f"of each class, which is no row of any of them. Use early_stopping='auto', a "
-                f"larger validation_fraction, or more rows."
+                f"of each class but one row at least of it, which is no row of any of them. Use "
+                f"early_stopping='auto', a larger validation_fraction, or more rows."
             )
         return held if wanted is True or (can_spare and n_held >= _LEAST_HELD_OUT) else None
 

@@ -145,7 +145,7 @@ def test_the_papers_recipe_is_what_skorch_is_told():
     assert head.net_.batch_size == 1024
     assert len(head.net_.history) == head.n_iter_ == 120
     assert head.validation_losses_ == []
-    assert FusionMLPClassifier().dropout == (0.5, 0.3)
+    assert head.net_.module_.architecture.dropout == (0.5, 0.3)
 
 
 @pytest.mark.parametrize("operator", ["concat", "hadamard", "gated"])
