@@ -146,15 +146,15 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         known = self.net_.module_ if self.warm_start and hasattr(self, "net_") else None
         training = self._prepare(X, y, sample_weight, known, merge=self.solver == "auto")
-        net, losses = training.solve()
-        self._keep(net, losses, training.rows)
+        net, losses, search = training.solve()
+        self._keep(net, losses, search, training.rows)
 
     @uses_own_operators
     def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         if not hasattr(self, "net_"):
             training = self._prepare(X, y, sample_weight, None, merge=False)
             rows, seed = training.rows, training.seed
-            self._keep(training.untrained(), [], rows)
+            self._keep(training.untrained(), [], [], rows)
         else:
             rows, _ = self._read_rows(X, y, sample_weight, reset=False, merge=False)
             seed = self._draw_seed()
@@ -283,10 +283,13 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 16))
 
-    def _keep(self, net: HeadNet, losses: list[float], rows: Rows) -> None:
+    def _keep(
+        self, net: HeadNet, losses: list[float], search: list[dict[str, Any]], rows: Rows
+    ) -> None:
         self.net_ = net
         self.n_iter_ = len(net.history)
         self.validation_losses_ = losses
+        self.search_history_ = search
         if self.operator == "gated":
             with torch.no_grad():
                 gates = net.module_.gates_of(rows.X)

@@ -20,6 +20,7 @@ from ..linear.scaling import fit_scaler
 
 CHUNK = 4096  # rows that are worked on at the same time
 _N_KEYS = 8
+_TIE = 1e-5  # relative: gaps that are the same but for rounding, as between counts
 _BLUR = 1e-3  # of a column's standard deviation: rounding that is as good as none
 _MOST_CUTS = 64  # for half a quintillion rows, were each cut the least even that is allowed
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
@@ -98,9 +99,9 @@ def merge_rows(
 def stable_order(arrays: Sequence[NDArray[Any]]) -> NDArray[np.intp]:
     """Return an order of different rows that neither their order nor rounding moves.
 
-    Rows are cut in two at the widest gap that a random projection has in their middle half, and
-    so are both parts, each time by another projection, until each row is alone. Sorted by one
-    projection, two rows in many would lie within rounding of each other.
+    Rows are cut at the widest gap that a random projection has in their middle half, and so are
+    the parts, each time by another projection, until each row is alone. Sorted by one projection,
+    two rows in many would lie within rounding of each other.
     """
     keys = _random_projections(arrays)
     n = len(keys)
@@ -116,7 +117,7 @@ def stable_order(arrays: Sequence[NDArray[Any]]) -> NDArray[np.intp]:
         gaps = np.diff(key[order], append=0.0)
         gaps[(before < np.maximum(size // 4, 1)) | (before > size - np.maximum(size // 4, 1))] = 0
         widest = np.repeat(np.maximum.reduceat(gaps, starts), sizes)
-        is_end = (gaps == widest) & (gaps > 0)
+        is_end = (gaps >= (1 - _TIE) * widest) & (gaps > 0)
         is_end[ends] = True
         group[order] = np.cumsum(is_end) - is_end
     return np.argsort(group, kind="stable")

@@ -80,9 +80,12 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     dtype : {"float32", "float64"}, default="float32"
         Of weights and inputs.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
-        They are copied for each training. Those that monitor a validation loss run only while
-        there is one: that of the held-out rows, or of all rows without dropout. An
-        `EarlyStopping` ends the search for the number of epochs.
+        They are copied for each training. Histories hold "train_loss", "valid_loss" where there
+        are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
+        scores of `EpochScoring`, and with each "_best". In scorers y is standardised with
+        ``solver="auto"``, and equal rows count once. Callbacks that monitor a
+        validation loss or score run only while there is one. An `EarlyStopping` ends the search
+        for the number of epochs; a `Checkpoint` keeps the best network of the search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -108,6 +111,9 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     validation_losses_ : list of float
         The losses after each epoch that decided when to stop: of the held-out rows, or of all
         rows without dropout. Empty where the number of epochs was given.
+    search_history_ : list of dict
+        Where rows were held out, skorch's history of the search for the number of epochs: losses
+        of each epoch and what callbacks note beside them. Otherwise empty.
     gates_ : ndarray of shape (n_blocks,)
         Mean weight of each block over the training rows, with ``operator="gated"``; see
         `compute_gates`.

@@ -48,41 +48,56 @@ class Training:
     callbacks: Sequence[Any]
     verbose: int
 
-    def solve(self) -> tuple[HeadNet, list[float]]:
-        """Return the trained network and the losses that decided when to stop.
+    def solve(self) -> tuple[HeadNet, list[float], list[dict[str, Any]]]:
+        """Return the trained network, the losses that decided when to stop, and the search.
 
         With rows held out it is trained twice: to find the number of epochs, and then on all rows
         for that number. Otherwise "auto" trains until the rows are fitted as closely as
-        `target_training_loss` says, and "paper" for all epochs.
+        `target_training_loss` says, and "paper" for all epochs. Of the search skorch's history is
+        returned, without batches.
         """
         start, rows, held = self._start(), self.rows, self._hold_out()
         if held is not None:
             kept = rows[~held].reweighted()
             settings = self._settings(len(kept), seed=self.seed + 3)
-            rule = StopRule(rows[held].reweighted(), _patience(settings, len(kept), _PATIENCE))
-            net, was_interrupted = self._train(start, kept, settings, rule)
+            rule = StopRule(_patience(settings, len(kept), _PATIENCE))
+            net, was_interrupted = self._train(
+                start, kept, settings, rule, rows[held].reweighted()
+            )
+            search = [{k: v for k, v in epoch.items() if k != "batches"} for epoch in net.history]
             if not was_interrupted:
                 settings = self._settings(len(rows), seed=self.seed + 4, epochs=rule.best_epoch)
-                net, _ = self._train(start, rows, settings, None)
-            return net, rule.losses
+                net, _ = self._train(start, rows, settings, None, again=True)
+            return net, rule.losses, search
         settings = self._settings(len(rows), seed=self.seed + 4)
         if self.solver == "paper":
-            return self._train(start, rows, settings, None)[0], []
+            return self._train(start, rows, settings, None)[0], [], []
         loss = target_training_loss(rows, LOSSES[self.kind], self._generator(1))
-        rule = StopRule(rows, _patience(settings, len(rows), _TARGET_PATIENCE), loss)
-        return self._train(start, rows, settings, rule)[0], rule.losses
+        rule = StopRule(_patience(settings, len(rows), _TARGET_PATIENCE), loss)
+        return self._train(start, rows, settings, rule, rows)[0], rule.losses, []
 
     def untrained(self) -> HeadNet:
         """Return the network that `partial_fit` starts from."""
         settings = self._settings(len(self.rows), seed=self.seed)
-        callbacks = copy_callbacks(self.callbacks, self.verbose, settings.epochs, None)
-        return make_net(self._start(), settings, callbacks)
+        return make_net(self._start(), settings, self._copy_callbacks(settings, None, again=False))
 
     def _train(
-        self, start: FusionNet, rows: Rows, settings: Settings, rule: StopRule | None
+        self,
+        start: FusionNet,
+        rows: Rows,
+        settings: Settings,
+        rule: StopRule | None,
+        validation: Rows | None = None,
+        *,
+        again: bool = False,
     ) -> tuple[HeadNet, bool]:
-        callbacks = copy_callbacks(self.callbacks, self.verbose, settings.epochs, rule)
-        return train(start, rows, settings, rule, callbacks)
+        callbacks = self._copy_callbacks(settings, rule, again=again)
+        return train(start, rows, settings, rule, callbacks, validation)
+
+    def _copy_callbacks(
+        self, settings: Settings, rule: StopRule | None, *, again: bool
+    ) -> list[Any]:
+        return copy_callbacks(self.callbacks, self.verbose, settings.epochs, rule, again=again)
 
     def _generator(self, purpose: int) -> torch.Generator:
         return torch.Generator(self.rows.X.device).manual_seed(self.seed + purpose)

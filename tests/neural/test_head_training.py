@@ -186,10 +186,9 @@ def test_the_order_of_rows_does_not_matter(width, estimator, rng):
 
 
 def stop_rule(patience: int, target: float | None, values: list[float]) -> StopRule:
-    rows = Rows(*[torch.ones(1)] * 5)
-    made = StopRule(rows, patience, target_loss=target)
+    made = StopRule(patience, target_loss=target)
     for value in values:
-        made.add(torch.tensor([value]))
+        made.add(value)
     return made
 
 
@@ -205,11 +204,13 @@ def test_the_stop_rule_ends_at_a_target():
     assert stop_rule(9, 0.5, [3.0, 0.5]).is_over
 
 
-def test_the_stop_rule_weighs_rows():
-    tensors = [torch.ones(2)] * 3 + [torch.tensor([0.25, 0.75]), torch.zeros(2)]
-    made = StopRule(Rows(*tensors), 3)
-    assert made.add(torch.tensor([4.0, 8.0]))  # the least yet
-    assert made.losses == [7.0]
+def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_counts_classes_alike():
+    X, y = data(60, 100)
+    y[y == 1] = 0  # one class of 40, one of 20
+    head = FusionMLPClassifier(**{**BRIEF, "max_epochs": 3}).fit(X, y)
+    row_losses = -np.log(head.predict_proba(X)[np.arange(60), y // 2])
+    by_class = [row_losses[y == k].mean() for k in (0, 2)]
+    assert head.validation_losses_[-1] == pytest.approx(np.mean(by_class), rel=1e-4)
 
 
 def test_with_fewer_rows_than_columns_training_ends_at_a_level():
