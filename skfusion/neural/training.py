@@ -353,7 +353,8 @@ def _callback(entry: Any) -> Any:
 
 def _copy(entry: Any) -> Any:
     """Return a copy that shares the files that were opened for it to write to."""
-    files = [value for value in vars(_callback(entry)).values() if hasattr(value, "write")]
+    attributes = getattr(_callback(entry), "__dict__", {})
+    files = [value for value in attributes.values() if hasattr(value, "write")]
     return copy.deepcopy(entry, {id(file): file for file in files})
 
 
