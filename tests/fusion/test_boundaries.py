@@ -218,7 +218,8 @@ def test_words_that_look_like_blocks_are_refused(words, message):
 
 def test_a_subset_search_knows_nested_blocks(y, rng):
     X = pd.DataFrame(
-        rng.normal(size=(20, 4)), columns=["text__m__0", "text__m__1", "title__m__0", "title__m__1"]
+        rng.normal(size=(20, 4)),
+        columns=["text__m__0", "text__m__1", "title__m__0", "title__m__1"],
     )
     search = ModelSubsetSearchCV(LogisticRegression(), cv=2, error_score="raise").fit(X, y)
     assert ("text__m", "title__m") in list(search.cv_results_["param_blocks"])

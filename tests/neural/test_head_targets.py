@@ -73,7 +73,9 @@ def test_multilabel_indicators(operator):
 )
 def test_rare_classes(counts):
     X, y = clusters(counts)
-    clf = FusionMLPClassifier(hidden_layer_sizes=(256, 64), block_sizes="single", random_state=0).fit(X, y)
+    clf = FusionMLPClassifier(
+        hidden_layer_sizes=(256, 64), block_sizes="single", random_state=0
+    ).fit(X, y)
     np.testing.assert_array_equal(clf.classes_, np.arange(len(counts)))
     assert clf.score(X, y) == 1
 
