@@ -88,14 +88,14 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     device : str, torch.device or None, default=None
         Where to train and predict; None takes a cuda device where there is one.
     dtype : {"float32", "float64"}, default="float32"
-        Of weights and inputs.
+        Of weights and inputs. Inputs of which rounding to it would blur a column stay as they are.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Histories hold "train_loss", "valid_loss" where there
         are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
-        scores of `EpochScoring`, and with each "_best". In scorers classes are the
-        positions of the outputs, 0, 1, ..., and equal rows count once. Callbacks that monitor a
-        validation loss or score run only while there is one. An `EarlyStopping` ends the search
-        for the number of epochs; a `Checkpoint` keeps the best network of the search.
+        scores of `EpochScoring`, and with each "_best". In scorers classes are the positions of
+        the outputs, 0, 1, ..., and equal rows count once. Callbacks that monitor a validation
+        loss or score run only while there is one. An `EarlyStopping` ends the search for the
+        number of epochs; a `Checkpoint` keeps the best network of the search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -149,7 +149,7 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     -----
     ``solver="auto"`` trains the network of the paper but decides for how long. Rows that are equal
     in input and target are made one, with their weights added, so that no text is on both sides
-    of a split, and the order of the rows does not matter.
+    of a split. Neither the order in which rows are given nor rounding of the inputs matters.
 
     - With fewer rows than columns, or where a class cannot spare a row, none is held out.
       Penalised logistic regression on the scaled blocks is cross-validated, and training ends

@@ -22,7 +22,7 @@ CHUNK = 4096  # rows that are worked on at the same time
 _N_KEYS = 8
 _TIE = 1e-5  # relative: gaps that are the same but for rounding, as between counts
 _BLUR = 1e-3  # of a column's standard deviation: rounding that is as good as none
-_MOST_CUTS = 64  # for half a quintillion rows, were each cut the least even that is allowed
+_MOST_CUTS = 64  # enough for 10⁸ rows, were each cut the least even that is allowed
 _LAYER = re.compile(r"^(?:(?P<model>.+)_)?layer\d+_(?P<pooling>.+)$")
 
 

@@ -78,14 +78,14 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     device : str, torch.device or None, default=None
         Where to train and predict; None takes a cuda device where there is one.
     dtype : {"float32", "float64"}, default="float32"
-        Of weights and inputs.
+        Of weights and inputs. Inputs of which rounding to it would blur a column stay as they are.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Histories hold "train_loss", "valid_loss" where there
         are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
         scores of `EpochScoring`, and with each "_best". In scorers y is standardised with
-        ``solver="auto"``, and equal rows count once. Callbacks that monitor a
-        validation loss or score run only while there is one. An `EarlyStopping` ends the search
-        for the number of epochs; a `Checkpoint` keeps the best network of the search.
+        ``solver="auto"``, and equal rows count once. Callbacks that monitor a validation loss or
+        score run only while there is one. An `EarlyStopping` ends the search for the number of
+        epochs; a `Checkpoint` keeps the best network of the search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -141,7 +141,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     -----
     ``solver="auto"`` trains the network of the paper but decides for how long. Rows that are equal
     in input and target are made one, with their weights added, so that no text is on both sides
-    of a split, and the order of the rows does not matter.
+    of a split. Neither the order in which rows are given nor rounding of the inputs matters.
 
     - With fewer rows than columns none is held out. Penalised linear regression on the scaled
       blocks is cross-validated, and training ends when the network fits its rows as closely as

@@ -47,7 +47,7 @@ def test_rounding_moves_no_probability(width, operator, dtype):
     X, y = data(width=width)
     X = np.round(X, 2)  # some are equal after rounding, in decimals that are no binary fractions
     X[30:], y[30:] = X[:30], y[:30]
-    head = FusionMLPClassifier(operator, dtype=dtype, **{**SMALL, "max_epochs": 60})
+    head = FusionMLPClassifier(operator, dtype=dtype, **{**SMALL, "max_epochs": 30})
     expected = head.fit(blocks(X), y).predict_proba(blocks(X))
     for name, other in changes(X).items():
         found = head.fit(blocks(other), y).predict_proba(blocks(X))
@@ -57,7 +57,7 @@ def test_rounding_moves_no_probability(width, operator, dtype):
 @EITHER_SHAPE
 def test_rounding_moves_no_number(width):
     X, y = data(width=width)
-    head = FusionMLPRegressor(**{**SMALL, "max_epochs": 60})
+    head = FusionMLPRegressor(**{**SMALL, "max_epochs": 30})
     target = X[:, 0] * 3 + y
     expected = head.fit(blocks(X), target).predict(blocks(X))
     for name, other in changes(X).items():
