@@ -54,7 +54,7 @@ class EmbeddingBlocks(NDArrayOperatorsMixin):
     ------
     ValueError
         If there is no block, one is not 2-D, row counts differ, or names do not fit: they must
-        be different, not empty and without "__", which separates block and feature in frames.
+        be different and not empty. In frames the last "__" separates block and feature.
 
     Examples
     --------
@@ -256,10 +256,10 @@ def _name_blocks(
 
 
 def check_block_names(names: Sequence[str]) -> None:
-    """Refuse names that are empty, no str, twice there, or hold the separator "__"."""
-    bad = [name for name in names if not isinstance(name, str) or not name or "__" in name]
+    """Refuse names that are empty, no str, or twice there."""
+    bad = [name for name in names if not isinstance(name, str) or not name]
     if bad:
-        raise ValueError(f"Block name {bad[0]!r} must be a non-empty str without '__'.")
+        raise ValueError(f"Block name {bad[0]!r} must be a non-empty str.")
     if len(set(names)) < len(names):
         raise ValueError(f"Block names must be different, got {', '.join(names)}.")
 

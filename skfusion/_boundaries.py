@@ -17,13 +17,8 @@ _FLOATS = [np.float64, np.float32]
 SINGLE = "single"
 
 
-def find_boundaries(
-    X: Any, block_sizes: Any = None, *, default: str | None = None
-) -> dict[str, slice]:
+def find_boundaries(X: Any, block_sizes: Any = None) -> dict[str, slice]:
     """Return the columns of each block: by `block_sizes`, by `X` itself, or by column names.
-
-    Where none of these says it, ``default="single"`` takes all columns for one block; None is an
-    error.
 
     Examples
     --------
@@ -37,9 +32,7 @@ def find_boundaries(
     if isinstance(X, EmbeddingBlocks):
         return X.slices
     columns = frame_columns(X)
-    bare = [c for c in columns or () if not c.partition("__")[0] or "__" not in c]
-    if default == SINGLE and (columns is None or bare):
-        return _from_sizes(SINGLE, n_features)
+    bare = [c for c in columns or () if not c.rpartition("__")[0]]
     if bare:
         raise ValueError(
             f"Column {bare[0]!r} of X does not say to which block it belongs. Name the columns "
@@ -50,10 +43,12 @@ def find_boundaries(
         return _from_columns(columns)
     raise ValueError(
         f"X is a plain array of {n_features} columns that does not say where one block ends and "
-        f"the next begins. A step before this one, such as StandardScaler, turns the blocks of "
-        f"EmbedderUnion into a plain array: leave it out (FusionTransformer scales each block "
-        f"itself, scale='standard'), or pass block_sizes=[...] with the width of each block, or "
-        f"block_sizes='single' to take all columns for one block."
+        f"the next begins. A step before this one, such as StandardScaler or ColumnTransformer, "
+        f"turns the blocks of EmbedderUnion into a plain array: leave it out (each block is "
+        f"scaled by itself, scale='standard'), or let all steps hand on frames, whose columns "
+        f"name the blocks, with Pipeline.set_output(transform='pandas'), or pass "
+        f"block_sizes=[...] with the width of each block, or block_sizes='single' to take all "
+        f"columns for one block."
     )
 
 
@@ -88,16 +83,37 @@ def _explain_sizes(block_sizes: Any) -> str:
 
 
 def _from_columns(columns: Sequence[str]) -> dict[str, slice]:
+    """Cut names at their last "__", which keeps the innermost block of nested names.
+
+    A feature that holds "__" itself, as a word of a text may, would make a block of its own:
+    where that can be seen, it is refused.
+    """
+    advice = (
+        "The last '__' of a name separates block and feature. Sort the columns by block, rename "
+        "features that hold '__' themselves, or pass block_sizes=[...]."
+    )
+    first: dict[str, str] = {}  # a column of each block
     sizes: dict[str, int] = {}
     previous = None
-    for block in (c.partition("__")[0] for c in columns):
+    for column in columns:
+        block = column.rpartition("__")[0]
         if block in sizes and block != previous:
             raise ValueError(
                 f"The columns of block {block!r} are not adjacent in X: columns of block "
-                f"{previous!r} stand between them. Sort the columns by block."
+                f"{previous!r}, such as {first[str(previous)]!r}, stand between them. {advice}"
             )
+        first.setdefault(block, column)
         sizes[block] = sizes.get(block, 0) + 1
         previous = block
+    for block, column in first.items():
+        outer = block.rpartition("__")[0]
+        while outer:
+            if outer in sizes:
+                raise ValueError(
+                    f"Column {column!r} of X may be of block {block!r}, or of block {outer!r}, "
+                    f"which is there too. {advice}"
+                )
+            outer = outer.rpartition("__")[0]
     return to_slices(sizes)
 
 
@@ -111,7 +127,7 @@ def frame_columns(X: Any) -> list[str] | None:
 
 
 def read_blocks(
-    estimator: Any, X: Any, block_sizes: Any = None, *, reset: bool, default: str | None = None
+    estimator: Any, X: Any, block_sizes: Any = None, *, reset: bool
 ) -> dict[str, NDArray[Any]]:
     """Validate an input as scikit-learn does and return its blocks by name, of one float dtype.
 
@@ -124,7 +140,7 @@ def read_blocks(
     array = _read_array(estimator, X, reset)
     if reset:
         source = X if frame_columns(X) is not None else array
-        estimator.block_indices_ = find_boundaries(source, block_sizes, default=default)
+        estimator.block_indices_ = find_boundaries(source, block_sizes)
     return {name: array[:, cut] for name, cut in estimator.block_indices_.items()}
 
 

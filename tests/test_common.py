@@ -68,6 +68,7 @@ SMALL: dict[str, Any] = {
     "n_components": 16,
     "hidden_layer_sizes": (32, 16),
     "lr": 3e-3,
+    "block_sizes": "single",
     "random_state": 0,
 }
 SEARCH: dict[str, Any] = {"cv": 2, "error_score": "raise"}

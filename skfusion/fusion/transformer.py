@@ -83,7 +83,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
         Width of each block, or "single" to take all columns for one block. None finds the
         blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
-        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them.
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them;
+        the last "__" counts, so that nested names (``text__minilm__0``) keep the inner block.
     task : {"auto", "classification", "regression"}, default="auto"
         How "weighted" and "supervised" read y. By default strings, booleans and whole numbers
         (also as floats) are classes where they have at most 20 values, or no more values than a

@@ -20,13 +20,22 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
+from .._boundaries import SINGLE
 from .._targets import Kind, Targets, require_y
 from ..fusion.registry import OwnOperatorsMixin, find_operator, uses_own_operators
 from ..linear.scaling import fit_scaler
-from .data import Rows, balance, merge_rows, mix_groups, read_present_blocks
+from .data import (
+    CHUNK,
+    Rows,
+    balance,
+    merge_rows,
+    mix_groups,
+    read_present_blocks,
+    to_dtype,
+)
 from .modules import Architecture, FusionNet
 from .solvers import Training
-from .training import CHUNK, HeadNet
+from .training import HeadNet
 
 
 class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
@@ -38,15 +47,16 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         "layer": [StrOptions({"mix"}), None],
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "hidden_layer_sizes": ["array-like"],
-        "dropout": ["array-like", Interval(Real, 0, 1, closed="left")],
+        "dropout": ["array-like", Interval(Real, 0, 1, closed="left"), None],
         "solver": [StrOptions({"auto", "paper"})],
         "lr": [Interval(Real, 0, None, closed="neither")],
         "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "max_epochs": [Interval(Integral, 0, None, closed="left")],
+        "max_epochs": [Interval(Integral, 0, None, closed="left"), None],
         "weight_decay": [Interval(Real, 0, None, closed="left")],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "scale": [StrOptions({"standard", "l2"}), None],
+        "block_sizes": ["array-like", Mapping, StrOptions({SINGLE}), None],
         "block_dropout": [Interval(Real, 0, 1, closed="left")],
         "device": [str, torch.device, None],
         "dtype": [StrOptions({"float32", "float64"})],
@@ -66,15 +76,16 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         layer: str | None,
         n_components: int,
         hidden_layer_sizes: Sequence[int],
-        dropout: Sequence[float] | float,
+        dropout: Sequence[float] | float | None,
         solver: str,
         lr: float,
         batch_size: int,
-        max_epochs: int,
+        max_epochs: int | None,
         weight_decay: float,
         early_stopping: bool | str,
         validation_fraction: float,
         scale: str | None,
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None,
         block_dropout: float,
         device: str | torch.device | None,
         dtype: str,
@@ -97,6 +108,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.scale = scale
+        self.block_sizes = block_sizes
         self.block_dropout = block_dropout
         self.device = device
         self.dtype = dtype
@@ -134,15 +146,15 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         known = self.net_.module_ if self.warm_start and hasattr(self, "net_") else None
         training = self._prepare(X, y, sample_weight, known, merge=self.solver == "auto")
-        net, losses = training.solve()
-        self._keep(net, losses, training.rows)
+        net, losses, search = training.solve()
+        self._keep(net, losses, search, training.rows)
 
     @uses_own_operators
     def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         if not hasattr(self, "net_"):
             training = self._prepare(X, y, sample_weight, None, merge=False)
             rows, seed = training.rows, training.seed
-            self._keep(training.untrained(), [], rows)
+            self._keep(training.untrained(), [], [], rows)
         else:
             rows, _ = self._read_rows(X, y, sample_weight, reset=False, merge=False)
             seed = self._draw_seed()
@@ -202,14 +214,14 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         factors = self._class_factors(targets, y, counts)
         counts = np.where(factors > 0, counts, 0.0)
         chosen = np.flatnonzero(counts)
-        if merge:
-            chosen, counts = merge_rows([*blocks.values(), targets.matrix], counts)
-        else:
-            counts = counts[chosen]
         if not len(chosen):
             raise ValueError("All rows have weight 0. Give some of them a sample_weight above 0.")
-        blocks = {name: block[chosen] for name, block in blocks.items()}
-        targets, factors = targets.take(chosen), factors[chosen]
+        blocks = {name: to_dtype(block[chosen], self.dtype) for name, block in blocks.items()}
+        targets, counts, factors = targets.take(chosen), counts[chosen], factors[chosen]
+        if merge:
+            kept, counts = merge_rows([*blocks.values(), targets.matrix], counts)
+            blocks = {name: block[kept] for name, block in blocks.items()}
+            targets, factors = targets.take(kept), factors[kept]
         weights = counts * factors
         if reset:
             how = self.scale if self.solver == "auto" else None
@@ -271,10 +283,13 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 16))
 
-    def _keep(self, net: HeadNet, losses: list[float], rows: Rows) -> None:
+    def _keep(
+        self, net: HeadNet, losses: list[float], search: list[dict[str, Any]], rows: Rows
+    ) -> None:
         self.net_ = net
         self.n_iter_ = len(net.history)
         self.validation_losses_ = losses
+        self.search_history_ = search
         if self.operator == "gated":
             with torch.no_grad():
                 gates = net.module_.gates_of(rows.X)
@@ -331,15 +346,20 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         return self._outputs(X, FusionNet.gates_of)
 
 
-def _dropouts(dropout: Sequence[float] | float, sizes: tuple[int, ...]) -> tuple[float, ...]:
+def _dropouts(
+    dropout: Sequence[float] | float | None, sizes: tuple[int, ...]
+) -> tuple[float, ...]:
     """Return the dropout behind each hidden layer."""
-    rates = tuple(float(p) for p in np.atleast_1d(dropout))
-    if np.ndim(dropout) == 0:
-        rates *= len(sizes)
+    if dropout is None:
+        rates = tuple(0.3 if i else 0.5 for i in range(len(sizes)))
+    elif np.ndim(dropout) == 0:
+        rates = (float(np.asarray(dropout)),) * len(sizes)
+    else:
+        rates = tuple(float(p) for p in np.asarray(dropout))
     if len(rates) != len(sizes) or not all(0 <= p < 1 for p in rates):
         raise ValueError(
             f"dropout={dropout!r} must be a number from 0 to below 1, or one such number for each "
-            f"of the {len(sizes)} hidden layers of hidden_layer_sizes={sizes}."
+            f"of the {len(sizes)} hidden layers of hidden_layer_sizes={sizes}, or None."
         )
     if not all(n >= 1 for n in sizes):
         raise ValueError(f"hidden_layer_sizes={sizes} must be widths of at least 1.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,13 @@ class Loss:
     """A loss of logits (..., n_outputs) against targets of the same shape."""
 
     per_row: Callable[[Tensor, Tensor], Tensor]  # (logits, target) to the loss of each row
-    gradient: Callable[[Tensor, Tensor], Tensor]  # (logits, target) to that by the logits
+    expected: Callable[[Tensor], Tensor]  # logits to the targets that they stand for
+    decide: Callable[[Any], Any]  # targets, or what is expected of them, to classes or numbers
     curvature: float  # the largest second derivative in any direction
+
+    def gradient(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return that of the loss by the logits."""
+        return self.expected(logits) - target
 
 
 def _cross_entropy(z: Tensor, y: Tensor) -> Tensor:
@@ -37,9 +43,13 @@ def _half_squared_error(z: Tensor, y: Tensor) -> Tensor:
     return 0.5 * ((z - y) ** 2).sum(dim=-1)
 
 
-CROSS_ENTROPY = Loss(_cross_entropy, lambda z, y: torch.softmax(z, dim=-1) - y, 0.5)
-BINARY_CROSS_ENTROPY = Loss(_binary_cross_entropy, lambda z, y: torch.sigmoid(z) - y, 0.25)
-SQUARED_ERROR = Loss(_half_squared_error, lambda z, y: z - y, 1.0)
+CROSS_ENTROPY = Loss(
+    _cross_entropy, lambda z: torch.softmax(z, dim=-1), lambda p: p.argmax(-1), 0.5
+)
+BINARY_CROSS_ENTROPY = Loss(_binary_cross_entropy, torch.sigmoid, lambda p: (p > 0.5) * 1, 0.25)
+SQUARED_ERROR = Loss(
+    _half_squared_error, lambda z: z, lambda y: y[:, 0] if y.shape[1] == 1 else y, 1.0
+)
 #: The loss of each kind of targets.
 LOSSES: dict[Kind, Loss] = {
     "binary": CROSS_ENTROPY,

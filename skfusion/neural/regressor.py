@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,9 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         The common width d. Every block has its own `torch.nn.Linear` to it.
     hidden_layer_sizes : sequence of int, default=(1024, 256)
         Widths of the hidden ReLU layers.
-    dropout : float or sequence of float, default=(0.5, 0.3)
-        Dropout behind each of them.
+    dropout : float, sequence of float or None, default=None
+        Dropout behind each of them; None is the paper's, 0.5 behind the first and 0.3 behind
+        every other.
     solver : {"auto", "paper"}, default="auto"
         "paper" is the recipe of the paper to the letter: inputs as they are, random weights, Adam
         for `max_epochs` passes. With few rows that is few steps, and the result then depends on
@@ -51,30 +52,40 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         Step size of Adam; "auto" takes ten times that, because its steps are fewer.
     batch_size : int, default=1024
         Rows of a step.
-    max_epochs : int, default=120
-        Passes over the rows; for "auto" the most, or as many as make eight times that many steps.
+    max_epochs : int or None, default=None
+        The most passes over the rows that a training takes; "paper" takes them all. None is 120,
+        the paper's, and for "auto" up to eight times that where a pass is less than eight steps:
+        as many as make 960 steps.
     weight_decay : float, default=0.0
         Adam's.
     early_stopping : {"auto", True, False}, default="auto"
         Whether rows are held out to find the number of epochs; the network is then trained anew
         on all rows for that number. "auto" does so with ``solver="auto"`` where there are more
-        rows than columns, and every class can spare a row and all together ten.
+        rows than columns, and they can spare ten.
     validation_fraction : float, default=0.1
-        Share of each data set that is held out. A class that is too small for it keeps all rows.
+        Share of the rows that is held out; one at least is trained on.
     scale : {"standard", "l2", None}, default="standard"
         What "auto" does to each block first: zero mean and unit variance of its columns, unit
         norm of its rows, or nothing. The paper's recipe has no scaling.
+    block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
+        Width of each block, or "single" to take all columns for one block. None finds the
+        blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
+        ``block__feature``, as ``FeatureUnion(...).set_output(transform="pandas")`` names them;
+        the last "__" counts, so that nested names (``text__minilm__0``) keep the inner block.
     block_dropout : float, default=0.0
         Chance that a block is left out of a row in training, so that the network learns to do
         without. Only then may `EmbeddingBlocks` lack blocks after `fit`.
     device : str, torch.device or None, default=None
         Where to train and predict; None takes a cuda device where there is one.
     dtype : {"float32", "float64"}, default="float32"
-        Of weights and inputs.
+        Of weights and inputs. Inputs of which rounding to it would blur a column stay as they are.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
-        They are copied for each training. Those that monitor a validation loss run only while
-        there is one: that of the held-out rows, or of all rows without dropout. An
-        `EarlyStopping` ends the search for the number of epochs.
+        They are copied for each training. Histories hold "train_loss", "valid_loss" where there
+        are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
+        scores of `EpochScoring`, and with each "_best". In scorers y is standardised with
+        ``solver="auto"``, and equal rows count once. Callbacks that monitor a validation loss or
+        score run only while there is one. An `EarlyStopping` ends the search for the number of
+        epochs; a `Checkpoint` keeps the best network of the search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -100,6 +111,9 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     validation_losses_ : list of float
         The losses after each epoch that decided when to stop: of the held-out rows, or of all
         rows without dropout. Empty where the number of epochs was given.
+    search_history_ : list of dict
+        Where rows were held out, skorch's history of the search for the number of epochs: losses
+        of each epoch and what callbacks note beside them. Otherwise empty.
     gates_ : ndarray of shape (n_blocks,)
         Mean weight of each block over the training rows, with ``operator="gated"``; see
         `compute_gates`.
@@ -127,7 +141,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     -----
     ``solver="auto"`` trains the network of the paper but decides for how long. Rows that are equal
     in input and target are made one, with their weights added, so that no text is on both sides
-    of a split, and the order of the rows does not matter.
+    of a split. Neither the order in which rows are given nor rounding of the inputs matters.
 
     - With fewer rows than columns none is held out. Penalised linear regression on the scaled
       blocks is cross-validated, and training ends when the network fits its rows as closely as
@@ -156,15 +170,16 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
         layer: str | None = None,
         n_components: int = 1024,
         hidden_layer_sizes: Sequence[int] = (1024, 256),
-        dropout: Sequence[float] | float = (0.5, 0.3),
+        dropout: Sequence[float] | float | None = None,
         solver: str = "auto",
         lr: float = 1e-4,
         batch_size: int = 1024,
-        max_epochs: int = 120,
+        max_epochs: int | None = None,
         weight_decay: float = 0.0,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         scale: str | None = "standard",
+        block_sizes: Sequence[int] | Mapping[str, int] | str | None = None,
         block_dropout: float = 0.0,
         device: str | torch.device | None = None,
         dtype: str = "float32",
@@ -188,6 +203,7 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             scale=scale,
+            block_sizes=block_sizes,
             block_dropout=block_dropout,
             device=device,
             dtype=dtype,

@@ -20,7 +20,8 @@ from .modules import LOSSES, Architecture, FusionNet
 from .training import HeadNet, Settings, StopRule, copy_callbacks, make_net, train
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
-_STEPS = 8  # times as many steps as epochs are allowed where a pass is one step
+_EPOCHS = 120  # the paper's
+_STEPS = 8  # times as many are allowed where a pass is one step
 _PATIENCE = 20  # steps without a gain on held-out rows, but no less than ...
 _LEAST_PATIENCE = 3  # ... epochs
 _TARGET_PATIENCE = 200  # steps without a gain on the rows themselves: rare classes lose at first
@@ -41,47 +42,62 @@ class Training:
     lr: float
     weight_decay: float
     batch_size: int
-    max_epochs: int
+    max_epochs: int | None
     early_stopping: bool | str
     validation_fraction: float
     callbacks: Sequence[Any]
     verbose: int
 
-    def solve(self) -> tuple[HeadNet, list[float]]:
-        """Return the trained network and the losses that decided when to stop.
+    def solve(self) -> tuple[HeadNet, list[float], list[dict[str, Any]]]:
+        """Return the trained network, the losses that decided when to stop, and the search.
 
         With rows held out it is trained twice: to find the number of epochs, and then on all rows
         for that number. Otherwise "auto" trains until the rows are fitted as closely as
-        `target_training_loss` says, and "paper" for all epochs.
+        `target_training_loss` says, and "paper" for all epochs. Of the search skorch's history is
+        returned, without batches.
         """
         start, rows, held = self._start(), self.rows, self._hold_out()
         if held is not None:
             kept = rows[~held].reweighted()
             settings = self._settings(len(kept), seed=self.seed + 3)
-            rule = StopRule(rows[held].reweighted(), _patience(settings, len(kept), _PATIENCE))
-            net, was_interrupted = self._train(start, kept, settings, rule)
+            rule = StopRule(_patience(settings, len(kept), _PATIENCE))
+            net, was_interrupted = self._train(
+                start, kept, settings, rule, rows[held].reweighted()
+            )
+            search = [{k: v for k, v in epoch.items() if k != "batches"} for epoch in net.history]
             if not was_interrupted:
                 settings = self._settings(len(rows), seed=self.seed + 4, epochs=rule.best_epoch)
-                net, _ = self._train(start, rows, settings, None)
-            return net, rule.losses
+                net, _ = self._train(start, rows, settings, None, again=True)
+            return net, rule.losses, search
         settings = self._settings(len(rows), seed=self.seed + 4)
         if self.solver == "paper":
-            return self._train(start, rows, settings, None)[0], []
+            return self._train(start, rows, settings, None)[0], [], []
         loss = target_training_loss(rows, LOSSES[self.kind], self._generator(1))
-        rule = StopRule(rows, _patience(settings, len(rows), _TARGET_PATIENCE), loss)
-        return self._train(start, rows, settings, rule)[0], rule.losses
+        rule = StopRule(_patience(settings, len(rows), _TARGET_PATIENCE), loss)
+        return self._train(start, rows, settings, rule, rows)[0], rule.losses, []
 
     def untrained(self) -> HeadNet:
         """Return the network that `partial_fit` starts from."""
         settings = self._settings(len(self.rows), seed=self.seed)
-        callbacks = copy_callbacks(self.callbacks, self.verbose, settings.epochs, None)
-        return make_net(self._start(), settings, callbacks)
+        return make_net(self._start(), settings, self._copy_callbacks(settings, None, again=False))
 
     def _train(
-        self, start: FusionNet, rows: Rows, settings: Settings, rule: StopRule | None
+        self,
+        start: FusionNet,
+        rows: Rows,
+        settings: Settings,
+        rule: StopRule | None,
+        validation: Rows | None = None,
+        *,
+        again: bool = False,
     ) -> tuple[HeadNet, bool]:
-        callbacks = copy_callbacks(self.callbacks, self.verbose, settings.epochs, rule)
-        return train(start, rows, settings, rule, callbacks)
+        callbacks = self._copy_callbacks(settings, rule, again=again)
+        return train(start, rows, settings, rule, callbacks, validation)
+
+    def _copy_callbacks(
+        self, settings: Settings, rule: StopRule | None, *, again: bool
+    ) -> list[Any]:
+        return copy_callbacks(self.callbacks, self.verbose, settings.epochs, rule, again=again)
 
     def _generator(self, purpose: int) -> torch.Generator:
         return torch.Generator(self.rows.X.device).manual_seed(self.seed + purpose)
@@ -98,13 +114,15 @@ class Training:
         return net
 
     def _settings(self, n_rows: int, *, seed: int, epochs: int | None = None) -> Settings:
-        most, lr = self.max_epochs, self.lr
+        lr, most = self.lr, _EPOCHS
         if self.solver == "auto":
             lr *= _LR_FACTOR
             most = max(most, math.ceil(_STEPS * most / math.ceil(n_rows / self.batch_size)))
+        if epochs is None:
+            epochs = most if self.max_epochs is None else self.max_epochs
         return Settings(
             kind=self.kind,
-            epochs=most if epochs is None else epochs,
+            epochs=epochs,
             batch_size=self.batch_size,
             lr=lr,
             weight_decay=self.weight_decay,
@@ -114,7 +132,8 @@ class Training:
     def _hold_out(self) -> Tensor | None:
         """Return which rows to hold out, or None.
 
-        The share of each class is rounded, where `stratified_folds` deals all rows out evenly.
+        The share of each class is rounded, where `stratified_folds` deals all rows out evenly,
+        but never all of it.
         """
         wanted, (n, width) = self.early_stopping, self.rows.X.shape
         if wanted is False or (wanted == "auto" and (self.solver == "paper" or n < width)):
@@ -124,7 +143,7 @@ class Training:
         can_spare = True
         for code in torch.unique(codes):
             of_class = torch.nonzero(codes == code)[:, 0]
-            spared = round(len(of_class) * self.validation_fraction)
+            spared = min(round(len(of_class) * self.validation_fraction), len(of_class) - 1)
             order = torch.randperm(len(of_class), generator=generator, device=codes.device)
             held[of_class[order[:spared]]] = True
             can_spare &= spared > 0
@@ -132,8 +151,8 @@ class Training:
         if wanted is True and n_held == 0:
             raise ValueError(
                 f"early_stopping=True holds out validation_fraction={self.validation_fraction} "
-                f"of each class, which is no row of any of them. Use early_stopping='auto', a "
-                f"larger validation_fraction, or more rows."
+                f"of each class but one row at least of it, which is no row of any of them. Use "
+                f"early_stopping='auto', a larger validation_fraction, or more rows."
             )
         return held if wanted is True or (can_spare and n_held >= _LEAST_HELD_OUT) else None
 

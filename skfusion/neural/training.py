@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import Tags, gen_batches
 from skorch import NeuralNet
-from skorch.callbacks import Callback, EarlyStopping
+from skorch.callbacks import BatchScoring, Callback, EarlyStopping, EpochScoring
+from skorch.dataset import Dataset as SkorchDataset
+from skorch.helper import predefined_split
 from skorch.history import History
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .._targets import Kind
-from .data import Rows
+from .._targets import NUMBERS, Kind
+from .data import CHUNK, Rows
 from .modules import LOSSES, Architecture, FusionNet, draw_dropout, draw_present
 
-CHUNK = 4096  # rows that are predicted at the same time
-_STOP = "stop_rule"
+_STOP, _END = "stop_rule", "end_of_epoch"
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,13 @@ class Settings:
 class StopRule:
     """Losses, epoch by epoch, on rows without dropout, and when to stop by them."""
 
-    rows: Rows  # held-out rows, or the training rows; they weigh ``rows.balanced``
     patience: int  # epochs without a new least loss
     target_loss: float | None = None  # of the training rows; None where rows are held out
     losses: list[float] = field(default_factory=list)
 
-    def add(self, row_losses: Tensor) -> bool:
-        """Note the losses of the rows after an epoch; return whether they are the least yet."""
-        self.losses.append(float(self.rows.balanced @ row_losses))
+    def add(self, loss: float) -> bool:
+        """Note the loss after an epoch; return whether it is the least yet."""
+        self.losses.append(loss)
         return self.best_epoch == len(self.losses)
 
     @property
@@ -62,28 +66,55 @@ class StopRule:
         return is_reached or len(self.losses) - self.best_epoch >= self.patience
 
 
+class HeadData(SkorchDataset):
+    """Rows as skorch and its callbacks see them: X, and y as `HeadNet.predict` returns it."""
+
+    def __init__(self, rows: Rows, kind: Kind) -> None:
+        super().__init__(rows.X, LOSSES[kind].decide(rows.target))
+        self.rows = rows
+
+
+Batch = tuple[dict[str, Any], Tensor | None]
+
+
 class TrainingBatches:
-    """Batches in a new order in each epoch, as skorch hands them to the module and the loss."""
+    """Batches in a new order in each epoch; the loss finds targets and weights beside X."""
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, architecture: Architecture) -> None:
-        self.rows, self.batch_size, self.architecture = rows, batch_size, architecture
-        self.generator = torch.Generator(rows.X.device).manual_seed(seed)
+    def __init__(
+        self, data: HeadData, batch_size: int, seed: int, architecture: Architecture
+    ) -> None:
+        self.data, self.batch_size, self.architecture = data, batch_size, architecture
+        self.generator = torch.Generator(data.rows.X.device).manual_seed(seed)
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-        a, draw = self.architecture, (self.generator, self.rows.X.dtype)
-        order = torch.randperm(
-            len(self.rows), generator=self.generator, device=self.generator.device
-        )
+    def __iter__(self) -> Iterator[Batch]:
+        a, rows = self.architecture, self.data.rows
+        draw = (self.generator, rows.X.dtype)
+        order = torch.randperm(len(rows), generator=self.generator, device=self.generator.device)
         for index in torch.split(order, self.batch_size):
-            batch = self.rows[index]
-            X: dict[str, Any] = {"X": batch.X}
+            batch = rows[index]
+            X: dict[str, Any] = {"X": batch.X, "target": batch.target, "weights": batch.weights}
             if a.block_dropout:
                 X["present"] = draw_present(len(index), len(a.groups), a.block_dropout, *draw)
             X["dropout"] = [
                 draw_dropout(len(index), width, p, *draw)
                 for width, p in zip(a.hidden_layer_sizes, a.dropout, strict=True)
             ]
-            yield X, {"target": batch.target, "weights": batch.weights}
+            yield X, self.data.y[index]
+
+
+class ValidationBatches:
+    """Batches in order, without dropout; rows weigh ``rows.balanced``, which is made of mean 1."""
+
+    def __init__(self, data: SkorchDataset, batch_size: int) -> None:
+        self.data, self.batch_size = data, batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        data, rows = self.data, getattr(self.data, "rows", None)
+        for cut in gen_batches(len(data), self.batch_size):
+            X = {"X": data.X[cut]}
+            if rows is not None:
+                X |= {"target": rows.target[cut], "weights": rows.balanced[cut] * len(rows)}
+            yield X, None if data.y is None else data.y[cut]
 
 
 class WeightedLoss(nn.Module):
@@ -99,14 +130,54 @@ class WeightedLoss(nn.Module):
 
 
 class HeadNet(NeuralNet):
-    """A skorch net over a `FusionNet`, whose loss knows weights."""
+    """A skorch net over a `FusionNet`, whose loss knows weights.
+
+    Its classes are 0, 1, ..., the positions of the outputs, and its numbers are the targets of
+    the network.
+    """
+
+    @property
+    def classes_(self) -> NDArray[np.intp]:
+        """Return the classes or labels, which scorers ask for."""
+        return np.arange(self.module__architecture.n_outputs)
+
+    def get_dataset(self, X: Any, y: Any = None) -> Any:
+        """Return rows, or any input of skorch's, as a data set."""
+        is_rows = isinstance(X, Rows)
+        return HeadData(X, self.criterion__kind) if is_rows else super().get_dataset(X, y)
+
+    def infer(self, x: Any, **fit_params: Any) -> Tensor:
+        """Return the logits of a batch."""
+        if isinstance(x, Mapping):
+            x = {name: value for name, value in x.items() if name not in ("target", "weights")}
+        logits: Tensor = super().infer(x, **fit_params)
+        return logits
 
     def get_loss(
-        self, y_pred: Tensor, y_true: dict[str, Tensor], X: Any = None, training: bool = False
+        self, y_pred: Tensor, y_true: Any, X: Any = None, training: bool = False
     ) -> Tensor:
         """Return the loss of a batch."""
-        loss: Tensor = self.criterion_(y_pred, **y_true)
+        loss: Tensor = self.criterion_(y_pred, X["target"], X["weights"])
         return loss
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return classes, labels or numbers of scaled rows."""
+        predicted: NDArray[Any] = LOSSES[self.criterion__kind].decide(self.predict_proba(X))
+        return predicted
+
+    def score(self, X: Any, y: Any) -> float:
+        """Return the accuracy or R², as scikit-learn's estimators do."""
+        score = r2_score if self.criterion__kind in NUMBERS else accuracy_score
+        return float(score(y, self.predict(X)))
+
+    def _get_predict_nonlinearity(self) -> Callable[[Tensor], Tensor]:
+        return LOSSES[self.criterion__kind].expected
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        is_regressor = self.criterion__kind in NUMBERS
+        tags.estimator_type = "regressor" if is_regressor else "classifier"
+        return tags
 
     def __skfusion_save__(self) -> dict[str, Any]:
         """Return what `skfusion.save` keeps: weights, history, settings; not Adam's momenta."""
@@ -170,19 +241,28 @@ class _CheckLoss(Callback):
 
 
 class _Stop(Callback):
-    """Ends training by a `StopRule` and keeps the best weights on held-out rows."""
+    """Notes losses for a `StopRule`, before other callbacks, and keeps the best held-out one's."""
 
     def __init__(self, rule: StopRule) -> None:
         self.rule = rule
         self.best: dict[str, Tensor] | None = None
 
     def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
-        """Look at the loss, and end training as skorch's own EarlyStopping does."""
-        losses = row_losses(net.module_, net.criterion_.kind, self.rule.rows)
-        if self.rule.add(losses) and self.rule.target_loss is None:
+        """Note the loss."""
+        if self.rule.add(net.history[-1, "valid_loss"]) and self.rule.target_loss is None:
             self.best = copy.deepcopy(net.module_.state_dict())
-        net.history.record("valid_loss", self.rule.losses[-1])
-        if self.rule.is_over:
+
+
+class _End(Callback):
+    """Counts epochs, after all other callbacks, and ends training by a `StopRule`."""
+
+    def __init__(self, rule: StopRule | None) -> None:
+        self.rule, self.n_epochs = rule, 0
+
+    def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
+        """End training as skorch's own EarlyStopping does."""
+        self.n_epochs += 1
+        if self.rule is not None and self.rule.is_over:
             raise KeyboardInterrupt
 
 
@@ -209,13 +289,6 @@ class _EpochBar(Callback):
         del self.bar  # it cannot be pickled
 
 
-@torch.no_grad()
-def row_losses(net: Callable[[Tensor], Tensor], kind: Kind, rows: Rows) -> Tensor:
-    """Return the loss per row without dropout."""
-    chunks = (rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK))
-    return torch.cat([LOSSES[kind].per_row(net(chunk.X), chunk.target) for chunk in chunks])
-
-
 def make_optimizer(
     weights: Iterable[Tensor], *, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
@@ -239,6 +312,8 @@ def make_net(start: FusionNet, settings: Settings, callbacks: Sequence[Any] = ()
         iterator_train=TrainingBatches,
         iterator_train__seed=settings.seed,
         iterator_train__architecture=start.architecture,
+        iterator_valid=ValidationBatches,
+        iterator_valid__batch_size=CHUNK,
         train_split=None,
         callbacks=[*callbacks, ("check_loss", _CheckLoss())],
         device=str(start.shift.device),
@@ -250,21 +325,43 @@ def make_net(start: FusionNet, settings: Settings, callbacks: Sequence[Any] = ()
 
 
 def copy_callbacks(
-    callbacks: Sequence[Any], verbose: int, epochs: int, rule: StopRule | None
+    callbacks: Sequence[Any], verbose: int, epochs: int, rule: StopRule | None, *, again: bool
 ) -> list[Any]:
     """Return copies of the user's callbacks for one training, and the progress bar.
 
-    Those that monitor a validation loss are left out where there is none.
+    Those that monitor a validation loss or score are left out where there is none, and those that
+    monitor by a function, of which this cannot be known, when they have run in the search for
+    the number of epochs and the network is trained `again`.
     """
-    copies = []
-    for entry in callbacks:
-        callback = entry[1] if isinstance(entry, tuple) else entry
-        if rule is not None or not str(getattr(callback, "monitor", "")).startswith("valid"):
-            copies.append(copy.deepcopy(entry))
+    copies = [_copy(entry) for entry in callbacks]
+    if rule is None:
+        missing = _validation_scores(copies)
+        for entry in list(copies):
+            monitor = getattr(_callback(entry), "monitor", None)
+            name = str(monitor).removesuffix("_best")
+            if name.startswith("valid") or name in missing or (again and callable(monitor)):
+                copies.remove(entry)
     if verbose:
         is_search = rule is not None and rule.target_loss is None
         copies.append(("bar", _EpochBar(epochs, "find epochs" if is_search else "fit")))
     return copies
+
+
+def _callback(entry: Any) -> Any:
+    return entry[1] if isinstance(entry, tuple | list) else entry
+
+
+def _copy(entry: Any) -> Any:
+    """Return a copy that shares the files that were opened for it to write to."""
+    attributes = getattr(_callback(entry), "__dict__", {})
+    files = [value for value in attributes.values() if hasattr(value, "write")]
+    return copy.deepcopy(entry, {id(file): file for file in files})
+
+
+def _validation_scores(callbacks: Sequence[Any]) -> set[str]:
+    """Return the names of scores of validation rows, by which others may monitor them."""
+    scorings = [s for s in map(_callback, callbacks) if isinstance(s, BatchScoring | EpochScoring)]
+    return {copy.copy(s).initialize().name_ for s in scorings if not s.on_train}
 
 
 def train(
@@ -273,30 +370,32 @@ def train(
     settings: Settings,
     rule: StopRule | None,
     callbacks: Sequence[Any],
+    validation: Rows | None = None,
 ) -> tuple[HeadNet, bool]:
     """Return a network trained from `start`, and whether Ctrl-C, or what looks like it, ended it.
 
-    If its search for the number of epochs was interrupted, it has the weights of the best one.
+    A rule goes by the loss on the `validation` rows, which scores of callbacks are of, too. If
+    its search for the number of epochs was interrupted, the network has the best weights.
     """
-    # Before the user's callbacks, which may look at the loss that it records.
-    stop = [] if rule is None else [(_STOP, _Stop(rule))]
-    net = make_net(start, settings, [*stop, *callbacks])
+    stop = None if rule is None else _Stop(rule)
+    end = _End(rule)
+    first = [] if stop is None else [(_STOP, stop)]
+    net = make_net(start, settings, [*first, *callbacks, (_END, end)])
+    if validation is not None:
+        net.train_split = predefined_split(HeadData(validation, settings.kind))
     if settings.epochs:
         net.partial_fit(rows)
-    # It holds the rows, which are no part of the net, and says nothing about a later partial_fit.
-    net.callbacks = [entry for entry in net.callbacks if entry not in stop]
-    net.callbacks_ = [entry for entry in net.callbacks_ if entry[0] != _STOP]
+    # They hold rows, which are no part of the net, and say nothing about a later partial_fit.
+    net.train_split = None
+    net.callbacks = [entry for entry in net.callbacks if _callback(entry) not in (stop, end)]
+    net.callbacks_ = [entry for entry in net.callbacks_ if entry[1] not in (stop, end)]
     has_stopped = rule is not None and rule.is_over
-    # All epochs were run to their end, where skorch records the mean loss.
-    is_complete = len(net.history) == settings.epochs and (
-        not settings.epochs or "train_loss" in net.history[-1]
-    )
     # An EarlyStopping of the user's has found that it is enough; it looks like Ctrl-C.
     is_enough = any(
         isinstance(callback, EarlyStopping) and callback.misses_ >= callback.patience
         for _, callback in net.callbacks_
     )
-    was_interrupted = not (has_stopped or is_complete or is_enough)
-    if was_interrupted and stop and stop[0][1].best is not None:
-        net.module_.load_state_dict(stop[0][1].best)
+    was_interrupted = not (has_stopped or end.n_epochs == settings.epochs or is_enough)
+    if was_interrupted and stop is not None and stop.best is not None:
+        net.module_.load_state_dict(stop.best)
     return net, was_interrupted

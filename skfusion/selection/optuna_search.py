@@ -73,7 +73,8 @@ class OptunaSearchCV(BaseSearchCV):
     storage : str, path-like, optuna storage or None, default=None
         Where trials are kept: the path of a Journal file (``.log`` or ``.journal``), the URL of a
         database, or a storage, which `clone` does not copy. None is memory. Several processes
-        may work on one study; it may then get some trials more than `n_trials`.
+        may work on one study; it may then get some trials more than `n_trials`. The last line of
+        a Journal file, where a killed process wrote half of it, is left out with a warning.
     study_name : str or None, default=None
         With a `storage`, `fit` goes on with the study of this name if it is there, and raises if
         it was made with another space, estimator, other data, folds or scorers. (The estimator's

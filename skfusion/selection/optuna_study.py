@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pickle import PicklingError
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import joblib
 from sklearn.base import clone
@@ -27,6 +28,7 @@ _FINGERPRINT = "skfusion:fingerprint"
 #: Parameters that change no score.
 _IDLE = ("memory", "n_jobs", "verbose")
 _JOURNALS = (".log", ".journal")
+_JOURNAL_MARK = b'{"op_code"'  # what each line begins with
 _VERBOSITY = threading.Lock()
 
 
@@ -43,6 +45,9 @@ def open_storage(
             stacklevel=2,
         )
     if not isinstance(storage, str | os.PathLike) or "://" in os.fspath(storage):
+        backend: Any = getattr(storage, "_backend", None)
+        if hasattr(backend, "_file_path"):
+            _mend_journal(backend._file_path, backend._lock)
         return storage  # type: ignore[return-value]  # a path has no "://"
     path = os.fspath(storage)
     if not path.endswith(_JOURNALS):
@@ -50,12 +55,109 @@ def open_storage(
             f"storage={path!r} is neither the URL of a database, such as 'sqlite:///search.db', "
             f"nor a Journal file, whose name ends in {' or '.join(_JOURNALS)}."
         )
+    return _open_journal(path)
+
+
+def _open_journal(path: str) -> BaseStorage:
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.storages.journal import (
+        JournalFileBackend,
+        JournalFileOpenLock,
+        JournalFileSymlinkLock,
+    )
 
     # Windows lets few users make the link that locks a file elsewhere.
-    lock = JournalFileOpenLock(path) if os.name == "nt" else None
-    return JournalStorage(JournalFileBackend(path, lock_obj=lock))
+    lock = (JournalFileOpenLock if os.name == "nt" else JournalFileSymlinkLock)(path)
+    if os.path.exists(path):
+        _mend_journal(path, lock)
+    mending: Any = _MendingLock(lock, path)
+    try:
+        return JournalStorage(JournalFileBackend(path, lock_obj=mending))
+    except Exception as error:
+        raise ValueError(_explain_journal(path, error)) from error
+
+
+class _MendingLock:
+    """A lock of Optuna's that leaves out a cut last line first, or the next would go on to it."""
+
+    def __init__(self, lock: Any, path: str) -> None:
+        self.lock, self.path = lock, path
+
+    def acquire(self) -> bool:
+        """Wait for the file."""
+        self.lock.acquire()
+        try:
+            with open(self.path, "r+b") as file:
+                end, size = _find_end(file), file.seek(0, os.SEEK_END)
+                if end < size:
+                    file.truncate(end)
+                    warnings.warn(
+                        f"The last line of the Journal file {self.path!r} is not whole: the "
+                        f"process that wrote it was killed. It is left out ({size - end} bytes), "
+                        f"and what it told of one trial is lost.",
+                        UserWarning,
+                        stacklevel=2,
+                    )
+        except BaseException:
+            self.lock.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Let others write."""
+        self.lock.release()
+
+
+def _mend_journal(path: str, lock: Any) -> None:
+    """Leave out a cut last line. Who writes holds the lock, so it is nobody's that goes on."""
+    with open(path, "rb") as file:
+        begin = file.read(len(_JOURNAL_MARK))
+        if not _JOURNAL_MARK.startswith(begin):
+            raise ValueError(
+                f"storage={path!r} is there but no Journal file of Optuna's: it begins with "
+                f"{begin!r}. Give the name of another file, or of one that is not there yet."
+            )
+        is_cut = _find_end(file) < file.seek(0, os.SEEK_END)
+    if is_cut:
+        mending = _MendingLock(lock, path)
+        mending.acquire()
+        mending.release()
+
+
+def _find_end(file: BinaryIO) -> int:
+    """Return where the last line ends that is whole and can be read."""
+    size, length, lines = file.seek(0, os.SEEK_END), 0, [b""]
+    while len(lines) < 3 and length < size:
+        length = min(size, 4 * length + 4096)
+        file.seek(size - length)
+        lines = file.read(length).split(b"\n")
+    end = size - len(lines[-1])
+    if len(lines) > 1 and not _is_record(lines[-2]):
+        end -= len(lines[-2]) + 1
+    return end
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return "op_code" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
+
+
+def _explain_journal(path: str, error: Exception) -> str:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not _is_record(line):
+                return (
+                    f"Line {number} of the Journal file {path!r} is damaged; it begins with "
+                    f"{line[:40]!r}. Lines count on all before them, so none may be left out in "
+                    f"the middle: keep the {number - 1} before it in a new file, go back to a "
+                    f"copy, or give another storage."
+                )
+    return (
+        f"The Journal file {path!r} cannot be read: {type(error).__name__}: {error}. Go back to "
+        f"a copy, or give another storage."
+    )
 
 
 def fingerprint(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -317,7 +317,7 @@ def test_default_width(operator, n_rows, width):
         ({"block_sizes": [16, 20]}, "add up to 36, but X has 53 columns"),
         ({"block_sizes": [16, 37, 0]}, "must be a list of widths"),
         ({"block_sizes": []}, "must be a list of widths"),
-        ({"block_sizes": {"a__": 53}}, "without '__'"),
+        ({"block_sizes": {"": 53}}, "must be a non-empty str"),
         ({"block_sizes": "one"}, "block_sizes"),
         ({"operator": "weighted"}, "requires y to be passed"),
         ({"operator": "sum", "projection": "supervised"}, "requires y to be passed"),

@@ -44,13 +44,17 @@ def labels() -> Any:
     return np.array(["no", "perhaps", "yes"])[np.arange(60) % 3]
 
 
+#: Some of scikit-learn's make a plain array of the blocks.
+CUT_HEAD = clone(HEAD).set_params(block_sizes=[8, 6])
+
+
 @pytest.mark.parametrize(
     "meta",
     [
-        CalibratedClassifierCV(HEAD, cv=3),
-        VotingClassifier([("net", HEAD), ("line", LogisticRegression())], voting="soft"),
-        StackingClassifier([("net", HEAD), ("line", LogisticRegression())], cv=3),
-        OneVsRestClassifier(HEAD),
+        CalibratedClassifierCV(CUT_HEAD, cv=3),
+        VotingClassifier([("net", CUT_HEAD), ("line", LogisticRegression())], voting="soft"),
+        StackingClassifier([("net", CUT_HEAD), ("line", LogisticRegression())], cv=3),
+        OneVsRestClassifier(CUT_HEAD),
     ],
     ids=lambda meta: type(meta).__name__,
 )

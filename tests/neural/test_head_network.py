@@ -145,7 +145,7 @@ def test_the_papers_recipe_is_what_skorch_is_told():
     assert head.net_.batch_size == 1024
     assert len(head.net_.history) == head.n_iter_ == 120
     assert head.validation_losses_ == []
-    assert FusionMLPClassifier().dropout == (0.5, 0.3)
+    assert head.net_.module_.architecture.dropout == (0.5, 0.3)
 
 
 @pytest.mark.parametrize("operator", ["concat", "hadamard", "gated"])
@@ -341,7 +341,7 @@ def test_wrong_parameters_say_what_is_right(parameters, message):
 def test_products_of_one_block_say_so(operator):
     X, y = make_blocks(12)
     with pytest.raises(ValueError, match="at least two blocks, got 1"):
-        FusionMLPClassifier(operator, **SMALL).fit(np.asarray(X), y)
+        FusionMLPClassifier(operator, block_sizes="single", **SMALL).fit(X, y)
 
 
 @pytest.mark.parametrize("dropout", [0, 0.2, np.float32(0.2), np.array([0.2, 0.1]), [0.2, 0.1]])

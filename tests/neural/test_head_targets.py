@@ -12,7 +12,12 @@ from sklearn.utils.fixes import parse_version
 
 from skfusion import FusionMLPClassifier, FusionMLPRegressor
 
-SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
+SMALL: dict[str, Any] = {
+    "n_components": 16,
+    "hidden_layer_sizes": (32, 16),
+    "block_sizes": "single",
+    "random_state": 0,
+}
 
 
 def clusters(counts: list[int], width: int = 12, seed: int = 0) -> tuple[Any, Any]:
@@ -68,21 +73,23 @@ def test_multilabel_indicators(operator):
 )
 def test_rare_classes(counts):
     X, y = clusters(counts)
-    clf = FusionMLPClassifier(hidden_layer_sizes=(256, 64), random_state=0).fit(X, y)
+    clf = FusionMLPClassifier(
+        hidden_layer_sizes=(256, 64), block_sizes="single", random_state=0
+    ).fit(X, y)
     np.testing.assert_array_equal(clf.classes_, np.arange(len(counts)))
     assert clf.score(X, y) == 1
 
 
 def test_one_class_only_says_so():
     with pytest.raises(ValueError, match=r"two classes at least.*got 1 class: 'only'"):
-        FusionMLPClassifier().fit(np.ones((4, 3)), ["only"] * 4)
+        FusionMLPClassifier(**SMALL).fit(np.ones((4, 3)), ["only"] * 4)
 
 
 @pytest.mark.slow
 def test_as_many_classes_as_r52_and_as_unequal():
     counts = np.maximum(1, (2840 / 4 * np.arange(1, 53) ** -1.6).astype(int)).tolist()
     X, y = clusters(counts, width=40)
-    clf = FusionMLPClassifier(random_state=0, hidden_layer_sizes=(256, 64)).fit(X, y)
+    clf = FusionMLPClassifier(**{**SMALL, "hidden_layer_sizes": (256, 64)}).fit(X, y)
     assert len(clf.classes_) == 52
     assert min(counts) == 1 and recall_score(y, clf.predict(X), average="macro") > 0.95
 
@@ -137,10 +144,10 @@ def test_a_weight_is_a_number_of_rows_and_order_does_not_matter(estimator, n_row
 def test_regression_of_one_and_of_several_columns(rng):
     X = rng.normal(size=(300, 6))
     y = np.column_stack([X[:, 0] * 100 + 7, np.abs(X[:, 1])])
-    reg = FusionMLPRegressor(random_state=0, hidden_layer_sizes=(128, 32)).fit(X[:250], y[:250])
+    reg = FusionMLPRegressor(**{**SMALL, "hidden_layer_sizes": (128, 32)}).fit(X[:250], y[:250])
     assert reg.predict(X).shape == (300, 2)
     assert reg.score(X[250:], y[250:]) > 0.8  # the second column is no linear function
-    flat = FusionMLPRegressor(random_state=0, hidden_layer_sizes=(128, 32)).fit(X, y[:, 0])
+    flat = FusionMLPRegressor(**{**SMALL, "hidden_layer_sizes": (128, 32)}).fit(X, y[:, 0])
     assert flat.predict(X).shape == (300,)
     assert flat.score(X, y[:, 0], sample_weight=np.ones(300)) > 0.95
 
@@ -148,7 +155,7 @@ def test_regression_of_one_and_of_several_columns(rng):
 def test_what_no_line_separates(rng):
     X = rng.uniform(-1, 1, size=(400, 2))
     y = (X[:, 0] * X[:, 1] > 0).astype(int)
-    clf = FusionMLPClassifier(random_state=0, hidden_layer_sizes=(128, 32)).fit(X[:300], y[:300])
+    clf = FusionMLPClassifier(**{**SMALL, "hidden_layer_sizes": (128, 32)}).fit(X[:300], y[:300])
     assert clf.score(X[300:], y[300:]) > 0.9
 
 

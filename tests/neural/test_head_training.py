@@ -29,7 +29,12 @@ from skfusion.neural.fit_level import (
 from skfusion.neural.modules import LOSSES
 from skfusion.neural.training import StopRule
 
-SMALL: dict[str, Any] = {"n_components": 16, "hidden_layer_sizes": (32, 16), "random_state": 0}
+SMALL: dict[str, Any] = {
+    "n_components": 16,
+    "hidden_layer_sizes": (32, 16),
+    "block_sizes": "single",
+    "random_state": 0,
+}
 BRIEF: dict[str, Any] = {**SMALL, "max_epochs": 4}
 BOTH = pytest.mark.parametrize("solver", ["auto", "paper"])
 EITHER_SHAPE = pytest.mark.parametrize("width", [4, 100])  # both ways of stopping
@@ -181,10 +186,9 @@ def test_the_order_of_rows_does_not_matter(width, estimator, rng):
 
 
 def stop_rule(patience: int, target: float | None, values: list[float]) -> StopRule:
-    rows = Rows(*[torch.ones(1)] * 5)
-    made = StopRule(rows, patience, target_loss=target)
+    made = StopRule(patience, target_loss=target)
     for value in values:
-        made.add(torch.tensor([value]))
+        made.add(value)
     return made
 
 
@@ -200,11 +204,13 @@ def test_the_stop_rule_ends_at_a_target():
     assert stop_rule(9, 0.5, [3.0, 0.5]).is_over
 
 
-def test_the_stop_rule_weighs_rows():
-    tensors = [torch.ones(2)] * 3 + [torch.tensor([0.25, 0.75]), torch.zeros(2)]
-    made = StopRule(Rows(*tensors), 3)
-    assert made.add(torch.tensor([4.0, 8.0]))  # the least yet
-    assert made.losses == [7.0]
+def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_counts_classes_alike():
+    X, y = data(60, 100)
+    y[y == 1] = 0  # one class of 40, one of 20
+    head = FusionMLPClassifier(**{**BRIEF, "max_epochs": 3}).fit(X, y)
+    row_losses = -np.log(head.predict_proba(X)[np.arange(60), y // 2])
+    by_class = [row_losses[y == k].mean() for k in (0, 2)]
+    assert head.validation_losses_[-1] == pytest.approx(np.mean(by_class), rel=1e-4)
 
 
 def test_with_fewer_rows_than_columns_training_ends_at_a_level():
@@ -470,14 +476,15 @@ def test_a_frame_with_block_names_is_blocks(operator):
     X, y = data()
     names = ["a__0", "a__1", "b__0", "b__1", "b__2", "b__3"]
     frame, blocks = pd.DataFrame(X, columns=names), EmbeddingBlocks({"a": X[:, :2], "b": X[:, 2:]})
-    framed = FusionMLPClassifier(operator, **BRIEF).fit(frame, y)
+    settings = {**BRIEF, "block_sizes": None}
+    framed = FusionMLPClassifier(operator, **settings).fit(frame, y)
     assert framed.block_indices_ == {"a": slice(0, 2), "b": slice(2, 6)}
     assert list(framed.feature_names_in_) == names
-    blocked = FusionMLPClassifier(operator, **BRIEF).fit(blocks, y)
+    blocked = FusionMLPClassifier(operator, **settings).fit(blocks, y)
     np.testing.assert_array_equal(framed.predict_proba(frame), blocked.predict_proba(blocks))
 
 
-def test_a_frame_with_plain_columns_is_one_block():
+def test_a_frame_with_plain_columns_is_one_block_where_that_is_said():
     X, y = data()
     frame = pd.DataFrame(X, columns=list("uvwxyz"))
     head = FusionMLPClassifier("sum", **BRIEF).fit(frame, y)
@@ -522,8 +529,9 @@ def test_where_the_papers_recipe_fails_auto_does_not():
         )
 
     assert macro_f1(RidgeClassifier(), X) >= 0.995
-    assert macro_f1(FusionMLPClassifier(solver="paper", random_state=0), X) < 0.85
-    once = macro_f1(FusionMLPClassifier(random_state=0), X)
+    blocks = EmbeddingBlocks([X])
+    assert macro_f1(FusionMLPClassifier(solver="paper", random_state=0), blocks) < 0.85
+    once = macro_f1(FusionMLPClassifier(random_state=0), blocks)
     twice = macro_f1(FusionMLPClassifier(random_state=0), EmbeddingBlocks([X, X]))
     assert once >= 0.99
     assert abs(once - twice) < 0.01

@@ -10,6 +10,8 @@ import joblib
 import numpy as np
 import optuna
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
@@ -166,6 +168,91 @@ def test_nested_folds_have_studies_of_their_own_and_resume_them(tmp_path, data):
 
 def _journal(path: Path) -> optuna.storages.JournalStorage:
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+
+
+# --- a writer that was killed -----------------------------------------------------------------
+
+CUT = pytest.mark.filterwarnings("ignore:The last line of the Journal file:UserWarning")
+
+
+@pytest.mark.parametrize("left", [1, 30, -1])  # bytes of the last line; -1: all but its end
+@pytest.mark.parametrize("as_object", [False, True])
+def test_half_a_last_line_is_left_out(tmp_path, data, left, as_object):
+    path = tmp_path / "search.journal"
+    drawn = make(path, n_trials=2).fit(*data).study_.trials[0].params
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + last[:left])
+    with pytest.warns(UserWarning, match=r"last line of .*search\.journal' is not whole.*killed"):
+        again = make(_journal(path) if as_object else path, n_trials=4).fit(*data)
+    assert again.n_trials_ == 4
+    assert again.study_.trials[0].params == drawn
+    assert path.read_bytes().startswith(b"".join(before))
+    assert len(_journal(path).get_all_studies()) == 1  # Optuna can read it
+    assert make(path, n_trials=5).fit(*data).n_trials_ == 5  # nothing is left to warn of
+
+
+@CUT
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 10**6))
+def test_a_journal_that_is_cut_anywhere_goes_on(tmp_path, data, cut):
+    path = tmp_path / "search.journal"
+    if not (kept := tmp_path / "kept").exists():
+        make(path, n_trials=2).fit(*data)
+        kept.write_bytes(path.read_bytes())
+    path.write_bytes(kept.read_bytes()[: cut % (kept.stat().st_size + 1)])
+    assert make(path, n_trials=2).fit(*data).n_trials_ == 2
+    assert make(path, n_trials=2).fit(*data).n_trials_ == 2
+
+
+def test_a_line_that_is_cut_during_a_search_is_left_out(tmp_path, data):
+    """By another process, killed while it wrote; the search that is going on writes next."""
+    path = tmp_path / "search.journal"
+
+    def cut(study, trial):
+        if trial.number == 1:
+            with open(path, "ab") as file:
+                file.write(b'{"op_code":4,"worker_id":"some')
+
+    with pytest.warns(UserWarning, match="is not whole"):
+        search = make(path, n_trials=4, callbacks=[cut]).fit(*data)
+    assert search.n_trials_ == 4
+    assert make(path, n_trials=5).fit(*data).n_trials_ == 5
+
+
+@CUT
+def test_the_remains_of_two_writers_are_left_out(tmp_path, data):
+    """Optuna alone writes the next line on to half a line; what is at the end may go."""
+    path = tmp_path / "search.journal"
+    make(path, n_trials=1).fit(*data)
+    with open(path, "ab") as file:
+        file.write(b'{"op_code":4,"worker{"op_code":4}\n')
+    assert make(path, n_trials=2).fit(*data).n_trials_ == 2
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x00\x00", b'{"op_code":4,"wor', b"[]", b"\xff\xfe"])
+def test_damage_in_the_middle_names_the_line(tmp_path, data, damage):
+    path = tmp_path / "search.journal"
+    make(path, n_trials=2).fit(*data)
+    lines = path.read_bytes().split(b"\n")
+    lines[4] = damage
+    path.write_bytes(damaged := b"\n".join(lines))
+    message = r"Line 5 of the Journal file '.*search\.journal' is damaged.*the 4 before it"
+    with pytest.raises(ValueError, match=message):
+        make(path).fit(*data)
+    assert path.read_bytes() == damaged
+
+
+def test_a_file_that_is_no_journal_is_never_written_to(tmp_path, data):
+    path = tmp_path / "notes.log"
+    for notes in (b"Tuesday: half a line", b"one\ntwo\n", b"[1]\n"):
+        path.write_bytes(notes)
+        with pytest.raises(ValueError, match=r"notes\.log' is there but no Journal file"):
+            make(path).fit(*data)
+        assert path.read_bytes() == notes
+    path.write_bytes(b"")
+    assert make(path, n_trials=1).fit(*data).n_trials_ == 1
 
 
 @pytest.mark.slow
