@@ -42,7 +42,7 @@ ALLOWED = {
     "_files": COMMON | {"skops"},
     "_boundaries": COMMON | {"narwhals"},
     "linear": COMMON | {"scipy"},
-    "embed": COMMON | {"huggingface_hub", "narwhals", "platformdirs", "safetensors", "torch"},
+    "embed": COMMON | {"huggingface_hub", "narwhals", "platformdirs", "torch"},
     "fusion": COMMON | {"array_api_compat", "scipy"},
     "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
     "inspection": COMMON | {"matplotlib", "pandas"},
