@@ -46,7 +46,7 @@ def _numeric_rows() -> NumericRows:
     folder = Path(tempfile.mkdtemp(prefix="skfusion-checks"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = tiny.LlamaConfig(
-        **{**tiny._usual(num_key_value_heads=1), "max_position_embeddings": 10_000}
+        **{**tiny.usual(num_key_value_heads=1), "max_position_embeddings": 10_000}
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
