@@ -210,7 +210,7 @@ def _check_reads_texts(config: Any) -> None:
         return
     # A class is imported for the others only, which takes a second.
     name = auto.MODEL_MAPPING_NAMES.get(kind)
-    cls = getattr(transformers, name if isinstance(name, str) else name[0]) if name else None
+    cls = getattr(transformers, name if isinstance(name, str) else name[0], None) if name else None
     read = getattr(cls, "main_input_name", "input_ids")
     if read != "input_ids":
         raise ValueError(
@@ -239,11 +239,11 @@ def _named(name: str, revision: str | None) -> Iterator[None]:
     """Say of which model it is that reading it has failed, whatever transformers raises."""
     try:
         yield
-    except NotImplementedError as error:
-        raise _not_loaded(name, revision, error) from error
-    except (ImportError, MemoryError, RuntimeError):  # these say what to do, or out of memory
+    except (ImportError, MemoryError):
         raise
     except Exception as error:
+        if "memory" in str(error):  # a RuntimeError of one kind or another
+            raise
         raise _not_loaded(name, revision, error) from error
 
 
@@ -258,6 +258,8 @@ def _not_loaded(location: str, revision: str | None, error: Exception) -> OSErro
             "and HF_HUB_OFFLINE, with which only models already in the hub's cache are found."
         )
     reason = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in reason:  # which points to a report that is silenced
+        reason = "Its weights have other sizes than its config says."
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
     shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
     return OSError(f"Cannot load model {location!r}{at}. {hint} ({kind}{shown})")

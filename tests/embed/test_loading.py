@@ -384,6 +384,18 @@ def test_weights_that_are_damaged_name_the_model(tmp_path):
         embedder.transform(["a"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hidden_size", 32), ("intermediate_size", -1), ("vocab_size", 7), ("hidden_act", "x")],
+)
+def test_a_config_that_does_not_fit_the_weights_names_the_model(tmp_path, name, value):
+    folder = save(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    write(folder / "config.json", {**config, name: value})
+    with pytest.raises((OSError, ValueError), match=f"Cannot load model {str(folder)!r}"):
+        LLMLayerEmbedder(folder).fit_transform(["a"])
+
+
 @pytest.mark.parametrize("beside", [[], ["config.json"], ["mmproj-a.gguf", "README.md"]])
 def test_a_folder_with_one_gguf_is_that_file(tmp_path, monkeypatch, beside):
     for name in ("a.gguf", *beside):
