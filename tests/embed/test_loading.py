@@ -179,11 +179,14 @@ def snapshot(hub: Path, name: str) -> Path:
     return repo / "snapshots" / COMMIT
 
 
-@pytest.mark.parametrize("subfolder", ["", "0_Transformer"])
+@pytest.mark.parametrize("subfolder", ["", "0_Transformer", "both"])
 def test_a_hub_model_of_sentence_transformers(hub, tmp_path, subfolder):
     settings = {"max_seq_length": 12, "prompts": PROMPTS, "default_prompt_name": "long"}
-    make_sentence(snapshot(hub, "some/model"), subfolder, **settings)
-    there = make_sentence(tmp_path / "folder", subfolder, **settings)
+    there = tmp_path / "folder"
+    if subfolder == "both":
+        save(there, seed=1)
+    make_sentence(there, subfolder.replace("both", "0_Transformer"), **settings)
+    shutil.copytree(there, snapshot(hub, "some/model"))
     embedders = [LLMLayerEmbedder(name).fit(["a"]) for name in ("some/model", there)]
     with pytest.warns(TruncationWarning):
         X, Y = (embedder.transform([LONG, "a dull plot"]) for embedder in embedders)
