@@ -61,6 +61,12 @@ class Backbone:
     and neither moved nor cast. Its pickle holds the weights, as nothing else could bring them
     back; an embedder made from a hub id, folder or GGUF file pickles without them.
 
+    Vectors are stored for the model as it computes now: weights, config, attributes, active
+    adapters and their scales, forward hooks. Once one of them has changed, `fit` has to be called
+    again; what was stored for the model as it is then is found again. A model with hooks or
+    functions of your own is known in this process alone. It computes in evaluation mode, its flags
+    are put back afterwards, and so is what a forward changes on its modules.
+
     Parameters
     ----------
     model : torch.nn.Module

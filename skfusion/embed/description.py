@@ -8,13 +8,14 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import inspect
 import itertools
 import os
 import sysconfig
 import types
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, MutableMapping, Set
 from typing import Any
 
 import joblib
@@ -40,26 +41,32 @@ _IRRELEVANT = frozenset(
         *("use_cache", "_post_init_done"),
     }
 )
-#: What torch keeps on every module, among it the flag of train mode, and notes of accelerate and
-#: peft: each layer with an adapter says itself which one is active.
-_INTERNAL = frozenset({*vars(torch.nn.Module()), "_hf_hook", "active_adapter", "peft_config"})
-#: What transformers notes down on a model beside private attributes.
+#: What is kept on modules and decides no result: by torch (among it the flag of train mode), by
+#: accelerate, by peft (each layer says itself which adapter is active), and by transformers.
 _NOTED = frozenset(
     {
-        *("all_tied_weights_keys", "config_class", "dtype_plan", "generation_config"),
-        *("gradient_checkpointing", "hf_device_map", "hf_quantizer", "is_parallelizable"),
+        *vars(torch.nn.Module()),
+        *("_hf_hook", "active_adapter", "peft_config", "_hf_peft_config_loaded"),
+        *("config_class", "dtype_plan", "generation_config", "gradient_checkpointing"),
+        *("all_tied_weights_keys", "hf_device_map", "hf_quantizer", "is_parallelizable"),
         *("is_quantized", "model_parallel", "name_or_path", "quantization_method"),
-        *("supports_gradient_checkpointing", "warnings_issued"),
+        *("supports_gradient_checkpointing", "warnings_issued", "_compiled_call"),
+        *("_gradient_checkpointing_func", "_is_hf_initialized", "_last_compile_config"),
+        *("_loss_function", "_output_capturing_hooks_installed", "_require_grads_hook"),
+        *("_require_grads_hooks", "_use_kernels", "_weight_conversions"),
     }
 )
+_HOLDERS = (Tensor, np.ndarray, list, dict, set)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-#: Values that are read before the rest is left out: a hook may hold on to anything.
+#: Values, and levels of nesting, that are read before the rest is left out: a hook may hold on to
+#: anything.
 _MOST_VALUES = 100_000
+_DEEPEST = 40
 
 _PROCESS = uuid.uuid4().hex
 _NUMBERS = itertools.count()
-_NUMBERED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_KEPT_ALIVE: dict[int, tuple[Any, int]] = {}
+_NUMBERED: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+_KEPT_ALIVE: dict[int, tuple[Any, tuple[int, int]]] = {}
 
 
 def root(module: str | None) -> str:
@@ -67,43 +74,53 @@ def root(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def is_known(function: Any) -> bool:
-    """Whether a function, or the class of a callable, belongs to a known package."""
+def home(function: Any) -> str:
+    """Return the package where a function, or the class of another callable, is written."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
     # A decorator copies the name of the module, not the globals.
-    home = getattr(function, "__globals__", {}).get("__name__")
-    if home is None:
+    name = getattr(function, "__globals__", {}).get("__name__")
+    if name is None:
         named = isinstance(function, types.BuiltinFunctionType | type)
-        home = (function if named else type(function)).__module__
-    return root(home) in KNOWN
+        name = (function if named else type(function)).__module__
+    return root(name)
+
+
+def is_known(function: Any) -> bool:
+    """Whether a function, or the class of another callable, belongs to a known package."""
+    return home(function) in KNOWN
 
 
 def here_alone(thing: Any) -> tuple[Any, ...]:
     """Return what tells one object from all others, in this process and in any other."""
     try:
         number = _NUMBERED.get(thing)
-        if number is None:
-            number = _NUMBERED[thing] = next(_NUMBERS)
-    except TypeError:  # kept alive instead, as ids are used again
-        number = _KEPT_ALIVE.setdefault(id(thing), (thing, next(_NUMBERS)))[1]
-    return "here alone", _PROCESS, os.getpid(), number
+        if number is None:  # the process counts, as one that is forked off goes on counting
+            number = _NUMBERED[thing] = os.getpid(), next(_NUMBERS)
+    except Exception:  # it cannot be hashed or held weakly: it is kept alive, as ids come again
+        new = thing, (os.getpid(), next(_NUMBERS))
+        number = _KEPT_ALIVE.setdefault(id(thing), new)[1]
+    return "here alone", _PROCESS, number
 
 
 def module_tensors(module: Any) -> dict[str, Tensor]:
     """Return the parameters, the buffers and the tensors among the attributes of one module."""
-    places = (getattr(module, name, None) for name in ("_parameters", "_buffers", "__dict__"))
-    # These frequencies are computed in each forward, out of the config and the original ones.
-    passing = "long" in str(getattr(module, "rope_type", ""))
-    return {
+    state = getattr(module, "__dict__", {})
+    if isinstance(module, torch.jit.ScriptModule):
+        both = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        return {key: tensor for named in both for key, tensor in named}
+    found = {
         key: value
-        for there in places
-        for key, value in (there or {}).items()
-        if isinstance(value, Tensor)
-        and not is_lazy(value)
-        and not (passing and key.endswith("inv_freq") and "original" not in key)
+        for there in (state, state.get("_parameters"), state.get("_buffers"))
+        if there
+        for key, value in there.items()
+        if type(value) not in PLAIN and isinstance(value, Tensor) and not is_lazy(value)
     }
+    if "long" in str(state.get("rope_type", "")):
+        # Computed in each forward, out of the config and the original frequencies.
+        return {k: t for k, t in found.items() if not k.endswith("inv_freq") or "original" in k}
+    return found
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
@@ -122,7 +139,7 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 def raw_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a plain tensor, where it is."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 _LINE = 1024  # words of 8 bytes
@@ -156,8 +173,10 @@ def checksum(tensor: Tensor, step: int = 1) -> bytes:
 class Description:
     """Describes values; modules that have a name by that name, and what is met again once."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names, self._left = names, _MOST_VALUES
+    def __init__(self, names: Mapping[int, str], chosen: Set[str] = frozenset()) -> None:
+        self._names, self._chosen = names, chosen  # the latter of registries, by configs
+        self._left, self._depth = _MOST_VALUES, 0
+        self._noted: dict[type, Set[str]] = {}  # attributes of each class that are left out
         self._met: dict[int, tuple[Any, Any]] = {}  # with the object, so that ids stay its own
 
     def __call__(self, value: Any) -> Any:
@@ -168,10 +187,16 @@ class Description:
         if id(value) in self._met:
             return self._met[id(value)][1]
         self._left -= 1
-        if self._left < 0:
-            return "more"
+        if self._left < 0 or self._depth > _DEEPEST:
+            return "more", kind.__qualname__
         self._met[id(value)] = value, ("within", kind.__qualname__)
-        said = self._read(value)
+        self._depth += 1
+        try:
+            said = self._read(value)
+        except Exception:  # whatever an unknown object does when it is looked at
+            said = here_alone(value)
+        finally:
+            self._depth -= 1
         self._met[id(value)] = value, said
         return said
 
@@ -184,14 +209,16 @@ class Description:
             return tuple(self._foreign(value)) if name is None else ("module", name)
         if isinstance(value, enum.Enum):
             return kind.__qualname__, value.name
+        if isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes):
+            return kind.__qualname__, joblib.hash(value)
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, torch.device | torch.Generator | weakref.ref):
             return (kind.__qualname__,)  # where it computes is no part of what it is
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             items = ((self(key), self(entry)) for key, entry in value.items())
             return kind.__qualname__, *sorted(items, key=repr)
-        if isinstance(value, Set):
+        if isinstance(value, set | frozenset):
             return kind.__qualname__, *sorted(map(self, value), key=repr)
         if isinstance(value, list | tuple):
             return "list", *map(self, value)
@@ -203,6 +230,8 @@ class Description:
             return self._function(value)
         if isinstance(value, types.CodeType):
             return value.co_code, value.co_names, self(value.co_consts)
+        if isinstance(value, torch.ScriptFunction):
+            return here_alone(value)
         if isinstance(value, types.BuiltinFunctionType | types.ModuleType):
             return getattr(value, "__module__", None), value.__name__
         return self._object(value)
@@ -226,16 +255,14 @@ class Description:
             return kind.__qualname__, self(state)
         if root(kind.__module__) in KNOWN:
             return kind.__module__, kind.__qualname__
-        if state is not None:
-            return self(kind), self(state)
-        try:
-            return kind.__qualname__, joblib.hash(value)
-        except Exception:  # whatever its pickling raises
-            return here_alone(value)
+        return self(kind), joblib.hash(value) if state is None else self(state)
 
     def _class(self, kind: type) -> Any:
         """Return a known class by its name and what was put into it, any other by its code."""
-        said: list[Any] = [kind.__qualname__]
+        known = root(kind.__module__) in KNOWN
+        said: list[Any] = [
+            f"{kind.__module__}.{kind.__qualname__}" if known else kind.__qualname__
+        ]
         for base in kind.__mro__:
             known = root(base.__module__) in KNOWN
             if base in (object, torch.nn.Module) or root(base.__module__) == "builtins":
@@ -245,6 +272,8 @@ class Description:
                 if isinstance(function, types.FunctionType):
                     if not (is_known(function) if known else _is_installed(function)):
                         said.append((key, self._content(function)))
+                    elif key == "forward":
+                        said += [(n, self(own)) for n, own in _put_into(function, self._chosen)]
                 elif not known and type(entry) in PLAIN and not key.startswith("__"):
                     said.append((key, type(entry).__name__, entry))
         return tuple(said)
@@ -276,26 +305,38 @@ class Description:
         function = getattr(hook, "__func__", hook)
         used = getattr(function, "__globals__", {})
         names = _names(function.__code__) if hasattr(function, "__code__") else ()
-        held = {n: used[n] for n in names if isinstance(used.get(n), Tensor | list | dict | set)}
+        held = {n: used[n] for n in names if isinstance(used.get(n), _HOLDERS)}
         owner = getattr(hook, "__self__", None)
         return here_alone(function), self(owner), self(hook), self(held)
 
     def module(self, module: Any) -> Any:
         """Return the class and the attributes of one module, without tensors and children."""
         kind = type(module)
-        noting = any(root(base.__module__) == "transformers" for base in kind.__mro__)
-        said = []
+        if kind not in self._noted:
+            self._noted[kind] = _NOTED.union(
+                key
+                for base in kind.__mro__
+                if root(base.__module__) == "transformers"
+                for key in vars(base)
+                if key[0] == "_"  # plans and lists of names
+            )
+        noted = self._noted[kind]
+        said: list[tuple[Any, ...]] = []
         for key, value in getattr(module, "__dict__", {}).items():
-            if key in _INTERNAL or value is None or isinstance(value, Tensor):
+            if value is None or (key in noted and not is_own_function(value)):
                 continue
-            if noting and (key[0] == "_" or key in _NOTED) and not _is_own(value):
+            if type(value) in PLAIN:
+                said.append((key, type(value).__name__, value))
+                continue
+            if isinstance(value, Tensor):
                 continue
             if key in ("forward", "_old_forward"):  # accelerate puts its own before the class's
                 own = getattr(value, "__func__", None) is getattr(kind, "forward", None)
                 if own or is_known(value):
                     continue
-            plain = type(value) in PLAIN
-            said.append((key, type(value).__name__, value) if plain else (key, self(value)))
+            said.append((key, self(value)))
+        if isinstance(module, torch.jit.ScriptModule):
+            said.append(("code", module.code))
         return self(kind), *sorted(said, key=_first)
 
 
@@ -303,10 +344,22 @@ def _first(entry: tuple[Any, ...]) -> Any:
     return entry[0]
 
 
-def _is_own(value: Any) -> bool:
+def is_own_function(value: Any) -> bool:
     """Whether a value is a user's function."""
     functions = (types.FunctionType, types.MethodType, functools.partial)
     return isinstance(value, functions) and not is_known(value)
+
+
+def _put_into(function: Any, chosen: Set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield a user's functions among those that a forward finds by name or in a registry."""
+    function = inspect.unwrap(function)
+    for name in function.__code__.co_names:
+        used = function.__globals__.get(name)
+        if isinstance(used, MutableMapping) and root(type(used).__module__) in KNOWN:
+            found = ((key, used[key]) for key in chosen if key in used)
+            yield from ((key, entry) for key, entry in found if is_own_function(entry))
+        elif isinstance(used, types.FunctionType) and not (is_known(used) or _is_installed(used)):
+            yield name, used
 
 
 def _is_installed(function: types.FunctionType) -> bool:

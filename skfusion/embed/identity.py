@@ -23,7 +23,9 @@ from .description import (
     Description,
     checksum,
     here_alone,
+    home,
     is_known,
+    is_own_function,
     module_tensors,
     plain_tensors,
     raw_bytes,
@@ -148,7 +150,17 @@ def _can_be_kept(value: Any) -> bool:
 
 def _is_small(tensor: Tensor) -> bool:
     written = not isinstance(tensor, torch.nn.Parameter) and not tensor.is_meta
-    return written and tensor.nbytes <= _SMALL
+    return written and _size(tensor) <= _SMALL
+
+
+def _written(tensor: Tensor) -> tuple[int, int | None]:
+    """Return where the data of a tensor lies and how often it was written."""
+    strided = tensor.layout is torch.strided
+    return tensor.data_ptr() if strided else id(tensor), _version(tensor)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -180,8 +192,7 @@ class Identity:
         """Return the digest; a tensor is digested anew only if it was written."""
         modules = modules_of(self._body)
         tensors = _tensors(modules)
-        size = sum(t.nbytes for t in {id(t): t for t in tensors.values()}.values())
-        step = 1 + size // _LOOKED_AT
+        step = 1 + sum(map(_size, {id(t): t for t in tensors.values()}.values())) // _LOOKED_AT
         by_id: dict[int, bytes] = {}  # tied weights have two names
         for name, tensor in tensors.items():
             if id(tensor) not in by_id:
@@ -215,13 +226,19 @@ class Identity:
                     self._changed[name] = now, before.get(name)
 
     def _look(self, parts: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-        return parts, [(name, t.data_ptr(), _version(t)) for name, t in tensors.items()]
+        return parts, [(name, *_written(tensor)) for name, tensor in tensors.items()]
 
     def _tensor_digest(self, name: str, tensor: Tensor, step: int) -> bytes:
         kind = str(tensor.dtype), tuple(tensor.shape)
-        parts = plain_tensors(tensor)
-        at = [(part.data_ptr(), _version(part)) for part in parts if part is tensor]
-        now = kind, at, [checksum(part, step if part.nbytes > _SMALL else 1) for part in parts]
+        try:
+            parts = plain_tensors(tensor)
+        except Exception:  # a tensor of an unknown kind
+            return repr((kind, here_alone(tensor), _version(tensor))).encode()
+        now = (
+            kind,
+            _written(tensor),
+            [checksum(part, step if _size(part) > _SMALL else 1) for part in parts],
+        )
         if name not in self._digests or self._digests[name][0] != now:
             total = hashlib.sha256(repr(kind).encode())
             for part in parts:
@@ -240,7 +257,8 @@ class Identity:
         return parts
 
     def _read_parts(self, modules: dict[str, Any]) -> dict[str, Any]:
-        describe = Description({id(module): name for name, module in modules.items()})
+        names = {id(module): name for name, module in modules.items()}
+        describe = Description(names, _chosen(modules))
         parts: dict[str, Any] = {}
         for name, module in modules.items():
             if isinstance(module, torch.nn.Module):
@@ -248,7 +266,8 @@ class Identity:
             else:
                 parts[name] = describe(module)
             for place in ("_forward_pre_hooks", "_forward_hooks"):
-                parts[f"{name}/{place}"] = _users(getattr(module, place, {}), describe)
+                if hooks := getattr(module, "__dict__", {}).get(place):
+                    parts[f"{name}/{place}"] = _users(hooks, describe)
         for place in ("_global_forward_pre_hooks", "_global_forward_hooks"):
             parts[f"/{place}"] = _users(getattr(torch_module, place), describe)
         if root(type(self._tokenizer).__module__) not in KNOWN:  # it may count, too
@@ -256,9 +275,17 @@ class Identity:
         return {name: said for name, said in parts.items() if said != ()}
 
 
+def _chosen(modules: dict[str, Any]) -> set[str]:
+    """Return which attention and other parts the configs of modules choose from registries."""
+    states = (getattr(module, "__dict__", {}) for module in modules.values())
+    configs = {id(state["config"]): state["config"] for state in states if "config" in state}
+    named = (item for c in configs.values() for item in getattr(c, "__dict__", {}).items())
+    return {v for key, v in named if isinstance(v, str) and "implementation" in key}
+
+
 def _users(hooks: dict[int, Any], describe: Description) -> tuple[Any, ...]:
     """Describe the hooks that are a user's; those of libraries do what the libraries do."""
-    return tuple(describe.hook(hook) for hook in hooks.values() if not is_known(hook))
+    return tuple(describe.hook(hook) for hook in hooks.values() if home(hook) not in _LIBRARIES)
 
 
 def _saved_otherwise(module: torch.nn.Module, describe: Description) -> Iterator[Any]:
@@ -301,4 +328,7 @@ def tokenizer_state(tokenizer: Any) -> Any:
     _, _, settings = backend.to_str().partition('"added_tokens"')
     names = ("model_max_length", "truncation_side", "pad_token_id", "bos_token_id", "eos_token_id")
     named = [getattr(tokenizer, name, None) for name in (*names, "split_special_tokens")]
-    return hashlib.sha256(settings.encode()).digest(), named
+    describe = Description({})
+    own = {key: entry for key, entry in vars(tokenizer).items() if is_own_function(entry)}
+    code = describe(type(tokenizer)), describe(own)
+    return hashlib.sha256(settings.encode("utf-8", "surrogatepass")).digest(), named, code

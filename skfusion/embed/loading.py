@@ -157,7 +157,8 @@ def resolve_again(
         raise ValueError(
             f"{model!r} is not the model, or no longer has the weights and files, with which this "
             f"embedder was fitted: it has changed since fit, so that new vectors would not agree "
-            f"with the old ones. Call fit again."
+            f"with the old ones. Call fit again. A Backbone also has its adapters, attributes and "
+            f"forward hooks; one with functions of your own is another model in each process."
         )
     return source
 

@@ -109,7 +109,8 @@ def tapped(blocks: Sequence[Any], see: Callable[[int, Any], None], n: int) -> It
 
 def all_states(backbone: Backbone, output: Any) -> list[Tensor]:
     """Return the hidden states of an output; their number must be as the config says."""
-    states = list(getattr(output, "hidden_states", None) or [])
+    found = getattr(output, "hidden_states", None)
+    states = [] if found is None else list(found)
     depth = backbone.n_layers
     if not states:
         raise ValueError(
@@ -219,7 +220,7 @@ class _Look:
 
     def _batching(self, drew: bool) -> str:
         """Return how batches must be made for the texts to be as each is alone."""
-        way = by_config(self.backbone)
+        way = _by_config(self.backbone)
         if drew and not _same(torch.equal, self._text(), self.alone[tuple(self.text)]):
             way = "single"
         if way == "padded" and not self._as_alone([self.text, self.longer]):
@@ -307,39 +308,44 @@ def _rows(backbone: Backbone) -> tuple[list[int], list[int], list[int]]:
     return ids[:short], ids[short : 2 * short], ids[short : short + long]
 
 
-def by_config(backbone: Backbone) -> str:
+def _by_config(backbone: Backbone) -> str:
     """Return the way of batches that a model asks for, where a short text cannot show it."""
     modules: Any = getattr(backbone._body, "modules", list)()
     if any("quantized.dynamic" in type(module).__module__ for module in modules):
         return "single"  # the scale of its activations is that of the whole batch
     config: Any = backbone._config
-    settings = _settings(config.to_dict() if hasattr(config, "to_dict") else {})
-    return max((_by_setting(*setting) for setting in settings), key=_WAYS.index, default="padded")
+    parts = _parts(config.to_dict() if hasattr(config, "to_dict") else {})
+    return max(map(_by_part, parts), key=_WAYS.index)
 
 
-def _by_setting(name: str, value: Any) -> str:
-    # Hashes are random, experts full, and outliers found, by what else is in the batch.
-    if (name, value) in {("attn_layers", "lsh"), ("load_in_8bit", True)}:
-        return "single"
-    if name == "moe_eval_capacity_token_fraction" and value != 1:
+def _by_part(part: Mapping[str, Any]) -> str:
+    # Hashes, outliers, the scale of activations and full experts: by all tokens of a batch.
+    if (
+        "lsh" in (part.get("attn_layers") or ())
+        or part.get("load_in_8bit")
+        or (part.get("strategy") == "tensor" and part.get("dynamic"))
+        or part.get("moe_eval_capacity_token_fraction", 1) != 1
+    ):
         return "single"
     # Frequencies are chosen, blocks made and ties broken by the length of the longest text.
-    if name in ("rope_type", "type") and ("dynamic" in str(value) or value in ("longrope", "su")):
-        return "equal"
-    if (name, value) in {("attention_type", "block_sparse"), ("use_dynamic_ntk", True)}:
-        return "equal"
-    if name in ("index_topk", "keep_window_size") and value is not None:
+    rope = str(part.get("rope_type", part.get("type")))
+    if (
+        "dynamic" in rope
+        or rope in ("longrope", "su")
+        or part.get("use_dynamic_ntk")
+        or part.get("attention_type") == "block_sparse"
+        or part.get("index_topk") is not None
+        or part.get("keep_window_size") is not None
+    ):
         return "equal"
     return "padded"
 
 
-def _settings(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all names and plain values of a config, those of its parts too."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _settings(part, str(key))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _settings(part, name)
-    else:
-        yield name, value
+def _parts(settings: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a config and all that is nested in it."""
+    if isinstance(settings, Mapping):
+        yield settings
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        for part in settings:
+            yield from _parts(part)

@@ -164,6 +164,8 @@ def test_padding_is_seen_in_half_precision_too(dtype):
         ({"moe_eval_capacity_token_fraction": 0.5}, "single"),
         ({"moe_eval_capacity_token_fraction": 1.0}, "padded"),
         ({"quantization_config": {"load_in_8bit": True}}, "single"),
+        ({"a": {"input_activations": {"dynamic": True, "strategy": "tensor"}}}, "single"),
+        ({"a": {"input_activations": {"dynamic": True, "strategy": "token"}}}, "padded"),
         ({"attn_layers": ["local", "lsh"]}, "single"),
         ({"rope_scaling": {"type": "dynamic"}, "attn_layers": ["lsh"]}, "single"),
     ],
@@ -422,7 +424,6 @@ def test_the_last_layer_is_that_before_a_projection():
         return BlockModel(last=lambda hidden: hidden[..., :2])
 
     backbone = Backbone(model(), LengthTokenizer())
-    backbone._shape = 3, 4
     made = embed(backbone, WORDS, layer=-1)
     plain = embed(Backbone(BlockModel(last=lambda hidden: hidden), LengthTokenizer()), WORDS)
     np.testing.assert_array_equal(made, plain[:, -made.shape[1] :])
@@ -439,6 +440,34 @@ def test_opt_with_narrower_ends(layer, layers):
     ids = backbone.tokenizer(texts)["input_ids"]
     expected = [by_hand("mean", families.states_of(model, row)[layer]) for row in ids]
     np.testing.assert_allclose(made, expected, atol=1e-5)
+
+
+def test_states_in_one_tensor():
+    class Stacked(BlockModel):
+        def forward(
+            self, input_ids: Tensor, attention_mask: Tensor, output_hidden_states: bool = False
+        ) -> Any:
+            output = super().forward(input_ids, attention_mask, output_hidden_states=True)
+            output.hidden_states = torch.stack(output.hidden_states)
+            return output
+
+    made = embed(Backbone(Stacked(), LengthTokenizer()), WORDS)
+    np.testing.assert_array_equal(made, embed(Backbone(BlockModel(), LengthTokenizer()), WORDS))
+
+
+def test_a_model_that_remembers_its_texts_is_refused():
+    class Remembers(StubModel):
+        def __init__(self) -> None:
+            self.memory: list[int] = []
+            super().__init__(lambda k, state, mask: state + len(self.memory))
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Any:
+            self.memory.append(1)
+            wanted = bool(options.get("output_hidden_states"))
+            return super().forward(input_ids, attention_mask, wanted)
+
+    with pytest.raises(ValueError, match="other hidden states each time"):
+        embed(Backbone(Remembers(), LengthTokenizer()), ["abc"])
 
 
 def test_a_forward_without_a_mask():

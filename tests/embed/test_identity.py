@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from _support.tiny import tiny_texts
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    AttentionInterface,
     BigBirdConfig,
     BigBirdModel,
     LlamaConfig,
@@ -265,10 +267,6 @@ def identity_of(model: Any) -> str:
     return backbone_of(model)._identity()
 
 
-def all_identities() -> dict[str, str]:
-    return {kind: identity_of(seeded(KINDS[kind])) for kind in KINDS}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_pass_changes_what_a_model_is(kind):
     model = seeded(KINDS[kind])
@@ -306,19 +304,28 @@ def test_a_copy_is_the_same_model_however_it_was_made(kind, tmp_path):
 
 
 def test_another_process_sees_the_same_model_and_no_hook_of_this_one():
-    code = """
-from embed import test_identity
-print(test_identity.all_identities(), test_identity.hooked_identity(), sep="\\n")
+    made = run_python(f"{ELSEWHERE}\nprint(*identities())", PYTHONHASHSEED="7").split()
+    here: dict[str, Any] = {}
+    exec(ELSEWHERE, here)
+    *models, hooked = here["identities"]()
+    assert made[:-1] == models
+    assert made[-1] != hooked
+
+
+ELSEWHERE = """
+from _support import tiny
+from skfusion import Backbone
+
+def identities():
+    kinds = ["bert", "gemma3", "t5"]
+    backbones = [Backbone(tiny.make_model(kind), tiny.make_tokenizer()) for kind in kinds]
+    made = [backbone._identity() for backbone in backbones]
+    backbones[0].model.register_forward_hook(hook)
+    return [*made, backbones[0]._identity()]
+
+def hook(module, args, output):
+    return output
 """
-    made = run_python(code, PYTHONHASHSEED="7").splitlines()[-2:]
-    assert made[0] == str(all_identities())
-    assert made[1] != hooked_identity()
-
-
-def hooked_identity() -> str:
-    model = tiny.make_model("bert")
-    model.register_forward_hook(shift)
-    return identity_of(model)
 
 
 def shift(module: Any, args: Any, output: Any) -> Any:
@@ -396,6 +403,16 @@ def _forward(model: Any) -> None:
     layer.forward = lambda *args, **options: forward(*args, **options)
 
 
+def _class(model: Any) -> None:
+    layer = type(model.encoder.layer[1])
+
+    class Other(layer):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return super().forward(*args, **options)
+
+    model.encoder.layer[1].__class__ = Other
+
+
 def _parametrized(model: Any) -> None:
     class Double(torch.nn.Module):
         def forward(self, weight: Any) -> Any:
@@ -407,7 +424,7 @@ def _parametrized(model: Any) -> None:
 CHANGES = [
     *(_data, _numpy, _swapped_rows, _signs, _last_bit, _buffer, _no_grad),
     *(_attribute, _dropped_attribute, _attention, _config),
-    *(_hook, _pre_hook, _partial, _forward, _parametrized),
+    *(_hook, _pre_hook, _partial, _forward, _class, _parametrized),
 ]
 
 
@@ -506,6 +523,79 @@ def test_a_model_that_accelerate_has_dispatched_is_the_same():
     assert backbone._identity() == before
     np.testing.assert_array_equal(vectors(backbone), expected)
     assert backbone._identity() == before
+
+
+@pytest.mark.parametrize("name", ["BertLayer.forward", "apply_chunking_to_forward"])
+def test_a_library_that_was_patched_makes_another_model(monkeypatch, name):
+    from transformers.models.bert import modeling_bert
+
+    backbone = backbone_of(tiny.make_model("bert"))
+    before = backbone._identity()
+    owner, _, function = f"modeling_bert.{name}".rpartition(".")
+    owner = {"modeling_bert": modeling_bert}.get(owner) or modeling_bert.BertLayer
+    monkeypatch.setattr(owner, function, lambda *args, **options: None)
+    assert backbone._identity() != before
+    monkeypatch.undo()
+    assert backbone._identity() == before
+
+
+def test_an_attention_function_is_part_of_the_models_that_use_it(monkeypatch):
+    model, other = tiny.make_model("bert"), tiny.make_model("bert")
+    before, known = identity_of(other), []
+    for factor in (1.0, 2.0):
+        function = lambda *args, factor=factor, **options: None  # noqa: E731
+        monkeypatch.setitem(AttentionInterface._global_mapping, "tests", function)
+        model.set_attn_implementation("tests")
+        known.append(identity_of(model))
+    assert known[0] != known[1]
+    assert identity_of(other) == before
+
+
+class Plain:
+    """No module, but it holds one."""
+
+    def __init__(self) -> None:
+        self.inner = tiny.make_model("bert")
+        self.factor = 2
+
+    def forward(self, **options: Any) -> Any:
+        return self.inner(**options)
+
+    __call__ = forward
+
+
+def test_of_a_body_that_is_no_module_all_that_it_holds_counts():
+    body = Plain()
+    known = [identity_of(body)]
+    assert identity_of(Plain()) == known[0]
+    body.inner.encoder.layer[0].output.dense.weight.data[0, 0] += 1
+    known.append(identity_of(body))
+    body.factor = 3
+    known.append(identity_of(body))
+    assert len(set(known)) == 3
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: object.__new__(Endless), lambda: [[]], threading.Lock, lambda: print]
+)
+def test_whatever_a_module_holds_it_has_an_identity(make):
+    model = stub().model
+    model.held = make()
+    backbone = Backbone(model, LengthTokenizer())
+    assert backbone._identity() == backbone._identity()
+
+
+class Endless:
+    """Holds itself in all that it is asked for, and cannot be compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__dict__[name] = [self]
+        return self
+
+    def __eq__(self, other: object) -> Any:
+        raise TypeError
 
 
 # --- hooks ------------------------------------------------------------------------------------
