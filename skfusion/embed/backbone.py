@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -304,7 +305,7 @@ class Backbone:
         limit = max_length
         if limit is None:
             own = getattr(self.tokenizer, "model_max_length", None)
-            if not isinstance(own, int | float | None):
+            if not isinstance(own, Real | None):
                 raise TypeError(f"The tokenizer's model_max_length is no number, but {own!r}.")
             limits = own, max_positions, self._table_rows
             limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
