@@ -307,7 +307,7 @@ class Backbone:
             own = getattr(self.tokenizer, "model_max_length", None)
             if not isinstance(own, Real | None):
                 raise TypeError(f"The tokenizer's model_max_length is no number, but {own!r}.")
-            limits = own, max_positions, self._table_rows
+            limits: list[Any] = [own, max_positions, self._table_rows]
             limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
         elif self._table_rows is not None and limit > self._table_rows:
             raise ValueError(
