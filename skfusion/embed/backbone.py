@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -306,7 +307,9 @@ class Backbone:
         limit = max_length
         if limit is None:
             own = getattr(self.tokenizer, "model_max_length", None)
-            limits = own, max_positions, self._table_rows
+            if not isinstance(own, Real | None):
+                raise TypeError(f"The tokenizer's model_max_length is no number, but {own!r}.")
+            limits: list[Any] = [own, max_positions, self._table_rows]
             limit = min((int(n) for n in limits if n is not None and n < _NO_LIMIT), default=None)
         elif self._table_rows is not None and limit > self._table_rows:
             raise ValueError(

@@ -12,9 +12,9 @@ from typing import Any
 # Their position ids start behind the padding id, so that the table's first rows are never used.
 # fmt: off
 _OFFSET_POSITIONS = frozenset({
-    "altclip_text_model", "camembert", "clap_text_model", "data2vec-text", "esm", "ibert",
-    "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "altclip_text_model", "bridgetower_text_model", "camembert", "clap_text_model",
+    "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",
+    "mluke", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 })
 # fmt: on
 
@@ -26,7 +26,6 @@ _PICTURE = "it takes no text without a picture"
 _BOXES = "it takes no text without the place of each word on a page"
 _UNFIT = {
     "blt": "its layers work on patches of bytes, so that there is no state for each token",
-    "bridgetower": _PICTURE,
     "bros": _BOXES,
     "canine": "its layers work on every fourth character, so that there is no state for each",
     "funnel": "its layers shorten the text on its way, so that there is no state for each token",

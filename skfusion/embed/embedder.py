@@ -280,9 +280,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             told from another in the next process.
         ValueError
             If `X` is empty or misses values, a parameter is out of the model's range, or "auto"
-            lacks a y that it can use.
+            lacks a y that it can use. If the model reads no texts, or has no state for each token.
         OSError
-            If the model cannot be found or reached.
+            If the model cannot be found or reached, or is not whole; the message says what it is.
         """
         self._fit(X, y, progress=bool(self.verbose))
         return self
@@ -305,9 +305,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         Raises
         ------
         TypeError
-            If `X` is not a container of texts.
+            If `X` is not a container of texts, or a tokenizer gives something else than ids.
         ValueError
-            If `X` misses values, a vector is not finite, or the model has changed since `fit`.
+            If `X` misses values, a vector is not finite, the model has changed since `fit`, or
+            the tokenizer gives ids that the model has no row for.
         OSError
             If the model's weights are needed and cannot be found or reached.
 

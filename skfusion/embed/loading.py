@@ -48,6 +48,7 @@ _REFUSED = {
 # --- what is known without weights -----------------------------------------------------------
 
 _RESOLVED: dict[tuple[Any, ...], Source] = {}
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def resolve(
@@ -94,26 +95,33 @@ def _resolve_folder(path: str, trust_remote_code: bool) -> Source:
 
 
 def _resolve_hub(name: str, revision: str | None, trust_remote_code: bool) -> Source:
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    subfolder = ""
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    config: Any = None
+    failed, subfolder = None, ""
     try:
-        config = _config(name, **options)
-    except OSError:
-        try:  # an older sentence-transformers model has it in a folder of its own
-            subfolder = transformer_folder(partial(_hub_file, name, revision))
-        except OSError as error:
-            raise OSError(f"Cannot load model {name!r}. {error}") from error
-        if not subfolder:
-            raise
-        config = _config(name, subfolder=subfolder, **options)
-    commit = _commit(name, revision, subfolder)
-    read = partial(_hub_file, name, commit)
+        config = _config(name, revision=revision, **options)
+        revision = _commit(name, revision, "")
+    except OSError as error:
+        failed = error
+    read = partial(_hub_file, name, revision)
+    try:  # an older sentence-transformers model is in a folder of its own
+        folder = transformer_folder(read)
+    except OSError as error:
+        raise OSError(f"Cannot load model {name!r}. {error}") from error
+    if folder and read(f"{folder}/config.json"):
+        subfolder = folder
+        config = _config(name, revision=revision, subfolder=folder, **options)
+        revision = _commit(name, revision, folder)
+    elif failed is not None:
+        raise failed
     return _source(
-        *(name, name, f"hub:{name}@{commit}", config),
-        revision=commit,
-        trust_remote_code=trust_remote_code,
+        *(name, name, f"hub:{name}@{revision}", config),
+        revision=revision,
         subfolder=subfolder,
-        sentence=sentence_settings(read, subfolder, config.model_type),
+        sentence=sentence_settings(
+            partial(_hub_file, name, revision), subfolder, config.model_type
+        ),
+        **options,
     )
 
 
@@ -124,7 +132,8 @@ def _hub_file(name: str, revision: str | None, file: str) -> str | None:
 
     try:
         known = try_to_load_from_cache(name, file, revision=revision)
-        if revision is not None and known is not None:  # a path, or known not to be there
+        # Of a commit it is known for good, also that a file is not there.
+        if known is not None and _COMMIT.fullmatch(revision or ""):
             return known if isinstance(known, str) else None
         with quiet():
             return str(hf_hub_download(name, file, revision=revision))
@@ -141,7 +150,7 @@ def resolve_again(
     """
     name, _, commit = identity.rpartition("@")
     same_id = not isinstance(model, Backbone) and name == f"hub:{os.fspath(model)}"
-    if same_id and re.fullmatch("[0-9a-f]{40}", commit):
+    if same_id and _COMMIT.fullmatch(commit):
         revision = commit
     source = resolve(model, revision=revision, trust_remote_code=trust_remote_code)
     if source.identity != identity:
@@ -211,7 +220,7 @@ def _check_reads_texts(config: Any) -> None:
         return
     # A class is imported for the others only, which takes a second.
     name = auto.MODEL_MAPPING_NAMES.get(kind)
-    cls = getattr(transformers, name if isinstance(name, str) else name[0]) if name else None
+    cls = getattr(transformers, name if isinstance(name, str) else name[0], None) if name else None
     read = getattr(cls, "main_input_name", "input_ids")
     if read != "input_ids":
         raise ValueError(
@@ -240,11 +249,11 @@ def _named(name: str, revision: str | None) -> Iterator[None]:
     """Say of which model it is that reading it has failed, whatever transformers raises."""
     try:
         yield
-    except NotImplementedError as error:
-        raise _not_loaded(name, revision, error) from error
-    except (ImportError, MemoryError, RuntimeError):  # these say what to do, or out of memory
+    except (ImportError, MemoryError):
         raise
     except Exception as error:
+        if "memory" in str(error):  # a RuntimeError of one kind or another
+            raise
         raise _not_loaded(name, revision, error) from error
 
 
@@ -259,6 +268,8 @@ def _not_loaded(location: str, revision: str | None, error: Exception) -> OSErro
             "and HF_HUB_OFFLINE, with which only models already in the hub's cache are found."
         )
     reason = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in reason:  # which points to a report that is silenced
+        reason = "Its weights have other sizes than its config says."
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
     shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
     return OSError(f"Cannot load model {location!r}{at}. {hint} ({kind}{shown})")

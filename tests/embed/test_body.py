@@ -646,6 +646,13 @@ def test_a_token_type_that_the_model_does_not_know():
     assert other.fit_transform(["a"]).shape == (1, tiny.WIDTH)  # which takes none
 
 
+def test_a_tokenizers_limit_that_is_no_number():
+    tokenizer = tiny.make_tokenizer()
+    tokenizer.model_max_length = "512"
+    with pytest.raises(TypeError, match="model_max_length is no number, but '512'"):
+        LLMLayerEmbedder(Backbone(tiny.make_model("bert"), tokenizer)).fit_transform(["a"])
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_max_length_without_room_for_a_text(folder, n):
     embedder = LLMLayerEmbedder(folder("bert"), max_length=n).fit(["a"])

@@ -179,11 +179,14 @@ def snapshot(hub: Path, name: str) -> Path:
     return repo / "snapshots" / COMMIT
 
 
-@pytest.mark.parametrize("subfolder", ["", "0_Transformer"])
+@pytest.mark.parametrize("subfolder", ["", "0_Transformer", "both"])
 def test_a_hub_model_of_sentence_transformers(hub, tmp_path, subfolder):
     settings = {"max_seq_length": 12, "prompts": PROMPTS, "default_prompt_name": "long"}
-    make_sentence(snapshot(hub, "some/model"), subfolder, **settings)
-    there = make_sentence(tmp_path / "folder", subfolder, **settings)
+    there = tmp_path / "folder"
+    if subfolder == "both":
+        save(there, seed=1)
+    make_sentence(there, subfolder.replace("both", "0_Transformer"), **settings)
+    shutil.copytree(there, snapshot(hub, "some/model"))
     embedders = [LLMLayerEmbedder(name).fit(["a"]) for name in ("some/model", there)]
     with pytest.warns(TruncationWarning):
         X, Y = (embedder.transform([LONG, "a dull plot"]) for embedder in embedders)
@@ -382,6 +385,18 @@ def test_weights_that_are_damaged_name_the_model(tmp_path):
     embedder = LLMLayerEmbedder(folder).fit(["a"])
     with pytest.raises(OSError, match=f"Cannot load model {str(folder)!r}"):
         embedder.transform(["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hidden_size", 32), ("intermediate_size", -1), ("vocab_size", 7), ("hidden_act", "x")],
+)
+def test_a_config_that_does_not_fit_the_weights_names_the_model(tmp_path, name, value):
+    folder = save(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    write(folder / "config.json", {**config, name: value})
+    with pytest.raises((OSError, ValueError), match=f"Cannot load model {str(folder)!r}"):
+        LLMLayerEmbedder(folder).fit_transform(["a"])
 
 
 @pytest.mark.parametrize("beside", [[], ["config.json"], ["mmproj-a.gguf", "README.md"]])
