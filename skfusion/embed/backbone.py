@@ -63,9 +63,11 @@ class Backbone:
 
     Vectors are stored for the model as it computes now: weights, config, attributes, active
     adapters and their scales, forward hooks. Once one of them has changed, `fit` has to be called
-    again; what was stored for the model as it is then is found again. A model with hooks or
-    functions of your own is known in this process alone. It computes in evaluation mode, its flags
-    are put back afterwards, and so is what a forward changes on its modules.
+    again; what was stored for a model as it was is found again when it is so again. A model with
+    hooks or functions of your own is known in this process alone. Weights written past torch, such
+    as through ``weight.data``, are seen at `fit` as well; of more than 256 MB, samples are looked
+    at for that. The model computes in evaluation mode; its flags are put back afterwards, and what
+    a forward changes on its modules is put back after each.
 
     Parameters
     ----------

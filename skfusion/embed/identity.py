@@ -200,7 +200,9 @@ class Identity:
         weights = sorted((name, by_id[id(tensor)]) for name, tensor in tensors.items())
         parts = self._parts(modules)
         self._last_look = self._look(parts, tensors)
-        state = sorted(parts.items()), weights, tokenizer_state(self._tokenizer)
+        if "/tokenizer" not in parts:
+            parts = {**parts, "/tokenizer": tokenizer_state(self._tokenizer)}
+        state = sorted(parts.items()), weights
         if self._last is None or self._last[0] != state:
             said = repr(state).encode("utf-8", "surrogatepass")
             self._last = state, hashlib.sha256(said).hexdigest()
@@ -319,9 +321,12 @@ def _tensors(modules: dict[str, Any]) -> dict[str, Tensor]:
 def tokenizer_state(tokenizer: Any) -> Any:
     """Return all of a tokenizer that can change its ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    attributes = getattr(tokenizer, "__dict__", {})
     if backend is None:
+        # Slow tokenizers keep the words that they have seen.
+        read = {key: entry for key, entry in attributes.items() if key != "cache"} or tokenizer
         try:
-            return type(tokenizer).__qualname__, joblib.hash(tokenizer)
+            return type(tokenizer).__qualname__, joblib.hash(read)
         except Exception:  # whatever its pickling raises: it is known in this process alone
             return here_alone(tokenizer)
     # What stands before are truncation and padding, which each call sets anew.
@@ -329,6 +334,6 @@ def tokenizer_state(tokenizer: Any) -> Any:
     names = ("model_max_length", "truncation_side", "pad_token_id", "bos_token_id", "eos_token_id")
     named = [getattr(tokenizer, name, None) for name in (*names, "split_special_tokens")]
     describe = Description({})
-    own = {key: entry for key, entry in vars(tokenizer).items() if is_own_function(entry)}
+    own = {key: entry for key, entry in attributes.items() if is_own_function(entry)}
     code = describe(type(tokenizer)), describe(own)
     return hashlib.sha256(settings.encode("utf-8", "surrogatepass")).digest(), named, code
