@@ -127,7 +127,8 @@ def text_config(config: Any) -> Any:
     if encoders and hasattr(getattr(config, "decoder", None), "to_dict"):
         return text_config(encoders[0])
     if getattr(config, "is_encoder_decoder", False):
-        return config
+        text = getattr(config, "text_config", None)  # Florence-2's
+        return text_config(text) if hasattr(text, "to_dict") else config
     if not hasattr(config, "get_text_config"):
         return config
     try:
