@@ -309,6 +309,7 @@ def test_a_copy_is_the_same_model_however_it_was_made(kind, tmp_path):
     assert identity_of(seeded(KINDS[kind])) == before
 
 
+@pytest.mark.slow
 def test_another_process_sees_the_same_model_and_no_hook_of_this_one():
     made = run_python(f"{ELSEWHERE}\nprint(*identities())", PYTHONHASHSEED="7").split()
     here: dict[str, Any] = {}

@@ -89,6 +89,7 @@ def other_host(monkeypatch: pytest.MonkeyPatch, pid: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_containers_that_share_a_folder(tmp_path):
     """Two processes with the same id, each in a namespace of its own, at the same time."""
     code = """
