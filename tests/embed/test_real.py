@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from _support.realdata import fetched, macro_f1, vectors
 
-from skfusion import LLMLayerEmbedder, VectorStore
+from skfusion import LLMLayerEmbedder, TruncationWarning, VectorStore
 from skfusion.embed.loading import resolve
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("users_cache")]
@@ -54,6 +54,21 @@ def test_a_gguf_file_is_converted_once_and_equals_its_conversion(capfd):
     np.testing.assert_allclose(
         Y.fit_transform(["", "A short text.", "Another text, a little longer."]), X, rtol=1e-4
     )
+
+
+def test_minilm_is_cut_where_sentence_transformers_cuts_it(real_store):
+    folder, text = fetched("minilm-l6"), "a film that goes on and on and never comes to an end " * 30
+    embedder = LLMLayerEmbedder(folder, memory=real_store)
+    with pytest.warns(TruncationWarning):
+        as_is = embedder.fit_transform([text])
+    with pytest.warns(TruncationWarning):
+        named = [
+            LLMLayerEmbedder(folder, max_length=n, memory=real_store).fit_transform([text])
+            for n in (256, 512)
+        ]
+    assert resolve(folder).sentence.max_length == 256 < resolve(folder).max_positions
+    np.testing.assert_array_equal(as_is, named[0])
+    assert np.abs(named[1] - as_is).max() > 0.01
 
 
 def test_the_first_token_is_a_sink_and_mean_no_first_leaves_it_out(real_store, rotten_tomatoes):
