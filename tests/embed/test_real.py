@@ -57,7 +57,8 @@ def test_a_gguf_file_is_converted_once_and_equals_its_conversion(capfd):
 
 
 def test_minilm_is_cut_where_sentence_transformers_cuts_it(real_store):
-    folder, text = fetched("minilm-l6"), "a film that goes on and on and never comes to an end " * 30
+    folder = fetched("minilm-l6")
+    text = "a film that goes on and on and never comes to an end " * 30
     embedder = LLMLayerEmbedder(folder, memory=real_store)
     with pytest.warns(TruncationWarning):
         as_is = embedder.fit_transform([text])
