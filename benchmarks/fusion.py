@@ -28,6 +28,7 @@ from _common import (
     read_sample,
     silence,
 )
+from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
@@ -134,7 +135,9 @@ def candidates(
         yield "concat of three", models, {"operator": "concat"}
 
 
-def evaluate(vectors: Vectors, repeats: int, settings: list[dict[str, Any]]) -> dict[str, float]:
+def evaluate(
+    vectors: Vectors, repeats: int, settings: list[dict[str, Any]], n_jobs: int | None = None
+) -> dict[str, float]:
     """Return the mean macro-F1 of every candidate, and of guessing by class frequency."""
     y, models = vectors.labels, list(vectors.layers)
     folds = RepeatedStratifiedKFold(n_splits=2, n_repeats=repeats, random_state=0)
@@ -142,15 +145,29 @@ def evaluate(vectors: Vectors, repeats: int, settings: list[dict[str, Any]]) -> 
     rng = np.random.default_rng(0)
     for train, test in folds.split(y, y):
         chosen = {m: X[best_layer(X, train, y)] for m, X in vectors.layers.items()}
-        for label, used, setting in candidates(models, settings):
-            X = EmbeddingBlocks({model: chosen[model] for model in used})
-            fuse = FusionTransformer(**setting, random_state=0)
-            pipe = make_pipeline(fuse, classifier())
-            predicted = pipe.fit(X[train], y[train]).predict(X[test])
-            scores.setdefault(label, []).append(f1_score(y[test], predicted, average="macro"))
+        labels, used, wanted = zip(*candidates(models, settings), strict=True)
+        made = Parallel(n_jobs=n_jobs)(
+            delayed(_score)({m: chosen[m] for m in names}, y, train, test, setting)
+            for names, setting in zip(used, wanted, strict=True)
+        )
+        for label, score in zip(labels, made, strict=True):
+            scores.setdefault(label, []).append(score)
         guess = rng.choice(y[train], size=len(test))
         scores.setdefault("chance", []).append(f1_score(y[test], guess, average="macro"))
     return {label: float(np.mean(values)) for label, values in scores.items()}
+
+
+def _score(
+    blocks: dict[str, NDArray[Any]],
+    y: NDArray[Any],
+    train: NDArray[Any],
+    test: NDArray[Any],
+    setting: dict[str, Any],
+) -> float:
+    X = EmbeddingBlocks(blocks)
+    pipe = make_pipeline(FusionTransformer(**setting, random_state=0), classifier())
+    predicted = pipe.fit(X[train], y[train]).predict(X[test])
+    return float(f1_score(y[test], predicted, average="macro"))
 
 
 def concat_minus_best_single(scores: dict[str, float]) -> float:

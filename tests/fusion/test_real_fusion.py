@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from _support.realdata import data_set, fetched
+from joblib.externals.loky import get_reusable_executor
 
 from skfusion import PAPER_OPERATORS
 
@@ -42,6 +43,7 @@ def protocol():
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     patch.setenv("HF_HUB_OFFLINE", "1")
+    get_reusable_executor().shutdown()  # workers that started before do not find the module
     yield importlib.import_module("fusion")
     patch.undo()
 
@@ -61,7 +63,7 @@ def test_concat_holds_what_the_better_model_reaches(vectors, protocol):
 
 
 def test_every_operator_beats_chance(vectors, protocol):
-    scores = protocol.evaluate(vectors, 1, SETTINGS)
+    scores = protocol.evaluate(vectors, 1, SETTINGS, n_jobs=2)
     for setting in SETTINGS:
         label = protocol.label_of(setting)
         assert scores[label] > scores["chance"] + 0.05, label
