@@ -16,6 +16,7 @@ import types
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Set
+from operator import itemgetter
 from typing import Any
 
 import joblib
@@ -337,11 +338,7 @@ class Description:
             said.append((key, self(value)))
         if isinstance(module, torch.jit.ScriptModule):
             said.append(("code", module.code))
-        return self(kind), *sorted(said, key=_first)
-
-
-def _first(entry: tuple[Any, ...]) -> Any:
-    return entry[0]
+        return self(kind), *sorted(said, key=itemgetter(0))
 
 
 def is_own_function(value: Any) -> bool:

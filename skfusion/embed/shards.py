@@ -223,15 +223,6 @@ class Shard:
         rows[rows == len(self.keys)] = 0
         return rows, self.keys[rows] == keys
 
-    def read(self, file: FileIO, column: Column, rows: Rows) -> tuple[Vectors, Mask]:
-        """Return one column's vectors of some rows, and which of them are intact."""
-        values = np.zeros((len(rows), self.columns[column][1]), dtype=np.float32)
-        good = np.zeros(len(rows), dtype=bool)
-        for here, vectors in self.chunks(file, column, rows):
-            if vectors is not None:
-                values[here], good[here] = vectors, True
-        return values, good
-
     def chunks(
         self, file: FileIO, column: Column, rows: Rows, recent: Recent | None = None
     ) -> Iterator[tuple[Rows, Vectors | None]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from skfusion import VectorStore
+from skfusion.embed.shards import Shard
 from skfusion.embed.texts import text_keys
 
 WIDTH = 6
@@ -38,6 +39,17 @@ def read(store: VectorStore, keys: np.ndarray, columns: list = COLUMNS) -> tuple
     out = np.full((len(keys), len(columns) * WIDTH), np.nan, dtype=np.float32)
     found = store._read(keys, columns, out)
     return out, found
+
+
+def read_column(shard: Shard, column: tuple, rows: np.ndarray) -> tuple:
+    """One column's vectors of some rows of a shard, and which of them are intact."""
+    vectors = np.zeros((len(rows), WIDTH), dtype=np.float32)
+    good = np.zeros(len(rows), dtype=bool)
+    with open(shard.path, "rb", buffering=0) as file:
+        for here, chunk in shard.chunks(file, column, rows):
+            if chunk is not None:
+                vectors[here], good[here] = chunk, True
+    return vectors, good
 
 
 def shard_files(store: VectorStore) -> list[Path]:

@@ -20,6 +20,7 @@ from _support.stores import (
     fill,
     keys_of,
     read,
+    read_column,
     shard_files,
     stored_bytes,
     values,
@@ -56,12 +57,11 @@ def test_shards_give_back_what_was_written(tmp_path_factory, n, seed, wanted):
     shard = open_shard(path)
     rows, hit = shard.find(keys_of(*wanted))
     assert hit.tolist() == [i < n for i in wanted]
-    with open(path, "rb", buffering=0) as file:
-        for i, column in enumerate(COLUMNS):
-            got, good = shard.read(file, column, rows[hit])
-            assert good.all()
-            expected = values(keys_of(*wanted)[hit])[:, i * WIDTH : (i + 1) * WIDTH]
-            np.testing.assert_array_equal(got, expected)
+    for i, column in enumerate(COLUMNS):
+        got, good = read_column(shard, column, rows[hit])
+        assert good.all()
+        expected = values(keys_of(*wanted)[hit])[:, i * WIDTH : (i + 1) * WIDTH]
+        np.testing.assert_array_equal(got, expected)
     assert shard.truncated[rows[hit]].tolist() == [bool(cut[i]) for i in wanted if i < n]
 
 
@@ -103,13 +103,12 @@ def test_damage_anywhere_is_never_returned(tmp_path_factory, data):
     except DamagedShardError:
         return
     rows, hit = shard.find(keys)
-    with open(damaged, "rb", buffering=0) as file:
-        for i, column in enumerate(COLUMNS):
-            if column in shard.columns:
-                got, good = shard.read(file, column, rows)
-                good &= hit
-                expected = values(keys)[good, i * WIDTH : (i + 1) * WIDTH]
-                np.testing.assert_array_equal(got[good], expected)
+    for i, column in enumerate(COLUMNS):
+        if column in shard.columns:
+            got, good = read_column(shard, column, rows)
+            good &= hit
+            expected = values(keys)[good, i * WIDTH : (i + 1) * WIDTH]
+            np.testing.assert_array_equal(got[good], expected)
 
 
 def test_one_row_touches_only_its_chunk(tmp_path):
@@ -130,7 +129,10 @@ def test_one_row_touches_only_its_chunk(tmp_path):
             return self.file.readinto(view)
 
     with open(path, "rb", buffering=0) as file:
-        shard.read(Spy(file), (1, "last"), np.array([500]))
+        assert all(
+            vectors is not None
+            for _, vectors in shard.chunks(Spy(file), (1, "last"), np.array([500]))
+        )
     assert sum(touched) == shards.CHUNK * WIDTH * 2
 
 
