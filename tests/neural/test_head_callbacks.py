@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _support.rows import three_classes
 from sklearn import config_context
 from sklearn.metrics import balanced_accuracy_score, make_scorer, r2_score
 from skorch.callbacks import (
@@ -40,10 +41,9 @@ EVERY_WAY = pytest.mark.parametrize("way", list(WAYS))
 CACHING = pytest.mark.parametrize("use_caching", [True, False])
 
 
-def data(n: int = 60, width: int = 6) -> tuple[Any, Any]:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, width))
-    return EmbeddingBlocks([X]), np.argmax(X[:, :3] + 0.5 * rng.normal(size=(n, 3)), axis=1)
+def data() -> tuple[Any, Any]:
+    X, y = three_classes()
+    return EmbeddingBlocks([X]), y
 
 
 def scores(head: Any, name: str) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _support.rows import three_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +20,6 @@ from skfusion.neural.modules import Architecture
 SMALL: dict[str, Any] = {"n_components": 8, "hidden_layer_sizes": (16, 8), "random_state": 0}
 BOTH_SOLVERS = pytest.mark.parametrize("solver", ["auto", "paper"])
 EITHER_SHAPE = pytest.mark.parametrize("width", [6, 100])  # both ways of stopping
-
-
-def data(n: int = 60, width: int = 6, seed: int = 0) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, width))
-    return X, np.argmax(X[:, :3] + 0.5 * rng.normal(size=(n, 3)), axis=1)
 
 
 def blocks(X: Any) -> EmbeddingBlocks:
@@ -44,7 +39,7 @@ def changes(X: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("operator", ["concat", "hadamard"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rounding_moves_no_probability(width, operator, dtype):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     X = np.round(X, 2)  # some are equal after rounding, in decimals that are no binary fractions
     X[30:], y[30:] = X[:30], y[:30]
     head = FusionMLPClassifier(operator, dtype=dtype, **{**SMALL, "max_epochs": 30})
@@ -56,7 +51,7 @@ def test_rounding_moves_no_probability(width, operator, dtype):
 
 @EITHER_SHAPE
 def test_rounding_moves_no_number(width):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     head = FusionMLPRegressor(**{**SMALL, "max_epochs": 30})
     target = X[:, 0] * 3 + y
     expected = head.fit(blocks(X), target).predict(blocks(X))
@@ -153,7 +148,7 @@ def test_one_row_of_each_class_at_least_is_trained_on(codes, fraction, early_sto
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_a_fraction_of_nearly_all_rows_leaves_some(estimator, solver):
     """Classes of one row, of two, and of two that are equal."""
-    X, y = data(24)
+    X, y = three_classes(24)
     y[:] = 0
     y[:9], y[9:11], y[11], y[12:14] = 1, 2, 3, 4
     X[13] = X[12]
@@ -165,7 +160,7 @@ def test_a_fraction_of_nearly_all_rows_leaves_some(estimator, solver):
 
 def test_the_only_positives_of_a_label_are_trained_on():
     """Each set of labels stays, so every label has a positive and a negative."""
-    X, _ = data(40)
+    X, _ = three_classes(40)
     labels = np.zeros((40, 3), dtype=int)
     labels[:20, 0] = 1
     labels[3, 1] = labels[5:7, 2] = 1
@@ -193,7 +188,7 @@ def test_the_only_positives_of_a_label_are_trained_on():
 @pytest.mark.parametrize("early_stopping", ["auto", True, False])
 @pytest.mark.parametrize("max_epochs", [0, 1, 2, 7])
 def test_max_epochs_is_the_most_there_are(solver, width, early_stopping, max_epochs):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     head = FusionMLPClassifier(
         solver=solver, early_stopping=early_stopping, max_epochs=max_epochs, **SMALL
     ).fit(blocks(X), y)
@@ -204,7 +199,7 @@ def test_max_epochs_is_the_most_there_are(solver, width, early_stopping, max_epo
 
 def test_without_a_number_few_rows_get_more_epochs():
     """As the paper's 120 where it is the paper's recipe, and else steps count."""
-    X, y = data(20)
+    X, y = three_classes(20)
     settings = {**SMALL, "hidden_layer_sizes": (2,), "early_stopping": False}
     paper = FusionMLPClassifier(solver="paper", **settings).fit(blocks(X), y)
     assert paper.n_iter_ == 120
@@ -218,7 +213,7 @@ def test_without_a_number_few_rows_get_more_epochs():
 @pytest.mark.parametrize("sizes", [(), (32,), (16, 8), (16, 8, 8), [9]])
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_there_is_a_dropout_for_every_number_of_layers(estimator, sizes):
-    X, y = data()
+    X, y = three_classes()
     settings = {**SMALL, "hidden_layer_sizes": sizes, "max_epochs": 2}
     head = estimator(**settings).fit(blocks(X), y)
     expected = (0.5, 0.3, 0.3)[: len(sizes)]

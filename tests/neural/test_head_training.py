@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from _support.rows import three_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
@@ -40,12 +41,6 @@ BOTH = pytest.mark.parametrize("solver", ["auto", "paper"])
 EITHER_SHAPE = pytest.mark.parametrize("width", [4, 100])  # both ways of stopping
 
 
-def data(n: int = 60, width: int = 6, seed: int = 0) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, width))
-    return X, np.argmax(X[:, :3] + 0.5 * rng.normal(size=(n, 3)), axis=1)
-
-
 def as_rows(X: Any, y: Any, weights: Any = None) -> Rows:
     counts = np.ones(len(y)) if weights is None else weights
     shares = balance(counts, y, np.ones(len(y)))
@@ -68,7 +63,7 @@ def losses(head: Any, name: str = "train_loss") -> list[float]:
 @pytest.mark.parametrize("decay", [0.03, 1.0])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_regression_is_that_of_scikit_learn(width, decay, weighted):
-    X, y = data(50, width)
+    X, y = three_classes(50, width)
     weights = np.random.default_rng(1).integers(1, 4, size=50) if weighted else np.ones(50)
     rows = as_rows(X, y, weights.astype(float))
     basis = to_basis(rows.X, rows.weights)
@@ -88,7 +83,7 @@ def test_the_regression_is_that_of_scikit_learn(width, decay, weighted):
 
 @EITHER_SHAPE
 def test_a_basis_is_the_rows_turned(width):
-    X, _ = data(40, width)
+    X, _ = three_classes(40, width)
     weights = torch.from_numpy(np.random.default_rng(1).uniform(0.5, 1.5, size=40))
     weights = weights / weights.mean()
     basis = to_basis(torch.from_numpy(X), weights)
@@ -100,7 +95,7 @@ def test_a_basis_is_the_rows_turned(width):
 
 
 def test_noise_is_to_be_fitted_less_closely_than_signal(rng):
-    X, y = data(60, 100)
+    X, y = three_classes(60, 100)
     X[:, :3] *= 20
     signal = target_training_loss(as_rows(X, y), LOSSES["multiclass"], generator())
     noise = target_training_loss(as_rows(X, rng.permutation(y)), LOSSES["multiclass"], generator())
@@ -163,7 +158,7 @@ def test_balanced_rows_make_classes_count_the_same(entries):
 
 @BOTH
 def test_a_row_of_weight_zero_might_as_well_not_be_there(solver):
-    X, y = data()
+    X, y = three_classes()
     weights = np.repeat([1.0, 0.0], [40, 20])
     head = FusionMLPClassifier(solver=solver, scale=None, **BRIEF)
     weighted = head.fit(X, y, sample_weight=weights).predict_proba(X)
@@ -173,7 +168,7 @@ def test_a_row_of_weight_zero_might_as_well_not_be_there(solver):
 @EITHER_SHAPE
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_the_order_of_rows_does_not_matter(width, estimator, rng):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     order = rng.permutation(len(y))
     head = estimator("sum", **BRIEF)
     np.testing.assert_array_equal(
@@ -205,7 +200,7 @@ def test_the_stop_rule_ends_at_a_target():
 
 
 def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_counts_classes_alike():
-    X, y = data(60, 100)
+    X, y = three_classes(60, 100)
     y[y == 1] = 0  # one class of 40, one of 20
     head = FusionMLPClassifier(**{**BRIEF, "max_epochs": 3}).fit(X, y)
     row_losses = -np.log(head.predict_proba(X)[np.arange(60), y // 2])
@@ -214,14 +209,14 @@ def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_counts_classes_alike
 
 
 def test_with_fewer_rows_than_columns_training_ends_at_a_level():
-    X, y = data(40, 60)
+    X, y = three_classes(40, 60)
     head = FusionMLPClassifier(**{**SMALL, "lr": 5e-4, "dropout": 0.0}).fit(X, y)
     assert len(head.validation_losses_) == head.n_iter_ == len(head.net_.history)
     assert head.validation_losses_[-1] < min(head.validation_losses_[:-1])
 
 
 def test_with_more_rows_the_best_number_of_epochs_is_used_on_all():
-    X, y = data(120)
+    X, y = three_classes(120)
     head = FusionMLPClassifier(**{**SMALL, "lr": 1e-3}).fit(X, y)
     assert head.n_iter_ == np.argmin(head.validation_losses_) + 1 < len(head.validation_losses_)
     assert len(head.net_.history) == head.n_iter_
@@ -229,7 +224,7 @@ def test_with_more_rows_the_best_number_of_epochs_is_used_on_all():
 
 
 def test_early_stopping_that_holds_out_no_row_says_so():
-    X, _ = data(6)
+    X, _ = three_classes(6)
     with pytest.raises(ValueError, match=r"early_stopping=True.*validation_fraction=0.1"):
         FusionMLPClassifier(early_stopping=True, **SMALL).fit(X, np.arange(6) % 3)
 
@@ -240,7 +235,7 @@ def test_early_stopping_that_holds_out_no_row_says_so():
 @BOTH
 @EITHER_SHAPE
 def test_equal_seeds_give_equal_results_and_others_do_not(solver, width):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     one, same, other = (
         FusionMLPClassifier(solver=solver, **{**BRIEF, "random_state": seed}).fit(X, y)
         for seed in (3, 3, 4)
@@ -260,7 +255,7 @@ def test_equal_seeds_give_equal_results_and_others_do_not(solver, width):
 @BOTH
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_global_generators_are_not_touched(solver, estimator):
-    X, y = data()
+    X, y = three_classes()
     np.random.seed(5)  # noqa: NPY002 - the global generator is what is looked at
     torch.manual_seed(5)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
@@ -276,7 +271,7 @@ def test_global_generators_are_not_touched(solver, estimator):
 
 def test_each_pass_of_partial_fit_drops_other_units():
     """With a step size of nearly nothing only dropout tells the passes apart."""
-    X, y = data()
+    X, y = three_classes()
     head = FusionMLPClassifier(lr=1e-12, **SMALL)
     for _ in range(3):
         head.partial_fit(X, y, classes=[0, 1, 2])
@@ -312,7 +307,7 @@ class KeepWeights(Callback):  # type: ignore[misc]
 
 @pytest.mark.parametrize("estimator", [FusionMLPClassifier, FusionMLPRegressor])
 def test_a_loss_that_is_not_finite_is_an_error(estimator):
-    X, y = data()
+    X, y = three_classes()
     X[7, 2] = -1234.5
     head = estimator(solver="paper", **{**SMALL, "lr": 1e30})
     message = r"loss became (nan|inf) in epoch [12], with learning rate 1e\+30.* is 1234.5\. Use"
@@ -324,7 +319,7 @@ def test_a_loss_that_is_not_finite_is_an_error(estimator):
 @pytest.mark.parametrize("in_batch", [False, True])
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_an_interruption_leaves_a_network(solver, early_stopping, in_batch):
-    X, y = data(90)
+    X, y = three_classes(90)
     head = FusionMLPClassifier(
         solver=solver,
         early_stopping=early_stopping,
@@ -337,7 +332,7 @@ def test_an_interruption_leaves_a_network(solver, early_stopping, in_batch):
 
 
 def test_an_interrupted_search_leaves_the_best_weights(rng):
-    X, y = data(80)
+    X, y = three_classes(80)
     KeepWeights.kept.clear()
     head = FusionMLPClassifier(
         early_stopping=True, callbacks=[KeepWeights(), InterruptAt(12)], **{**SMALL, "lr": 1e-2}
@@ -352,7 +347,7 @@ def test_an_interrupted_search_leaves_the_best_weights(rng):
 
 
 def test_callbacks_are_copied_and_never_written_on():
-    X, y = data(90)
+    X, y = three_classes(90)
     stop, keep = EarlyStopping(monitor="train_loss", patience=2), KeepWeights()
     before = [copy.deepcopy(vars(callback)) for callback in (stop, keep)]
     given = [stop, ("keep", keep)]
@@ -366,7 +361,7 @@ def test_callbacks_are_copied_and_never_written_on():
 
 @BOTH
 def test_an_early_stopping_of_skorch_ends_the_search(solver, rng):
-    X, y = data(90)
+    X, y = three_classes(90)
     y = rng.permutation(y)
     stop = EarlyStopping(monitor="valid_loss", patience=2, sink=str)
     settings = {**SMALL, "lr": 1e-2, "early_stopping": True, "solver": solver, "max_epochs": 60}
@@ -379,7 +374,7 @@ def test_an_early_stopping_of_skorch_ends_the_search(solver, rng):
 
 
 def test_callbacks_on_a_validation_loss_do_not_run_without_one():
-    X, y = data()
+    X, y = three_classes()
     stop = EarlyStopping(monitor="valid_loss", patience=1, sink=str)
     settings = {**BRIEF, "solver": "paper"}
     plain = FusionMLPClassifier(**settings).fit(X, y)
@@ -389,7 +384,7 @@ def test_callbacks_on_a_validation_loss_do_not_run_without_one():
 
 @BOTH
 def test_the_history_tells_each_epoch(solver):
-    X, y = data(60, 100)
+    X, y = three_classes(60, 100)
     head = FusionMLPClassifier(solver=solver, **BRIEF).fit(X, y)
     assert list(head.net_.history[:, "epoch"]) == list(range(1, head.n_iter_ + 1))
     assert np.isfinite(losses(head)).all()
@@ -400,7 +395,7 @@ def test_the_history_tells_each_epoch(solver):
 
 
 def test_verbose_shows_a_bar_and_silence_is_the_default(capsys):
-    X, y = data()
+    X, y = three_classes()
     FusionMLPClassifier(**BRIEF).fit(X, y)
     silent = capsys.readouterr()
     assert silent.out == silent.err == ""
@@ -412,7 +407,7 @@ def test_verbose_shows_a_bar_and_silence_is_the_default(capsys):
 
 
 def test_skorch_sees_its_own_parameters():
-    X, y = data()
+    X, y = three_classes()
     head = FusionMLPClassifier(weight_decay=0.25, solver="paper", **BRIEF).fit(X, y)
     assert params_for("optimizer", head.net_.get_params(deep=False)) == {"weight_decay": 0.25}
     assert head.net_.optimizer_.param_groups[0]["weight_decay"] == 0.25
@@ -428,7 +423,7 @@ def train_loss(head: Any, X: Any, y: Any) -> float:
 @BOTH
 @EITHER_SHAPE
 def test_warm_start_goes_on(solver, width):
-    X, y = data(width=width)
+    X, y = three_classes(width=width)
     settings = {**SMALL, "solver": solver, "warm_start": True, "early_stopping": False}
     head = FusionMLPClassifier(**settings, dropout=0.0, lr=1e-3, max_epochs=10).fit(X, y)
     before = train_loss(head, X, y)
@@ -437,7 +432,7 @@ def test_warm_start_goes_on(solver, width):
 
 @BOTH
 def test_warm_start_refuses_another_shape(solver):
-    X, y = data()
+    X, y = three_classes()
     head = FusionMLPClassifier(solver=solver, warm_start=True, **BRIEF).fit(X, y)
     with pytest.raises(ValueError, match=r"warm_start=True.*shape.*warm_start=False"):
         head.set_params(hidden_layer_sizes=(8, 8)).fit(X, y)
@@ -449,7 +444,7 @@ def test_warm_start_refuses_another_shape(solver):
 
 
 def test_warm_start_may_see_fewer_classes():
-    X, y = data()
+    X, y = three_classes()
     head = FusionMLPClassifier(warm_start=True, **BRIEF).fit(X, y)
     head.fit(X[y != 2], y[y != 2])
     np.testing.assert_array_equal(head.classes_, [0, 1, 2])
@@ -461,7 +456,7 @@ def test_warm_start_may_see_fewer_classes():
 
 @BOTH
 def test_double_precision(solver):
-    X, y = data()
+    X, y = three_classes()
     single, double = (
         FusionMLPClassifier(solver=solver, dtype=dtype, **BRIEF).fit(X, y)
         for dtype in ("float32", "float64")
@@ -473,7 +468,7 @@ def test_double_precision(solver):
 
 @pytest.mark.parametrize("operator", ["concat", "sum"])
 def test_a_frame_with_block_names_is_blocks(operator):
-    X, y = data()
+    X, y = three_classes()
     names = ["a__0", "a__1", "b__0", "b__1", "b__2", "b__3"]
     frame, blocks = pd.DataFrame(X, columns=names), EmbeddingBlocks({"a": X[:, :2], "b": X[:, 2:]})
     settings = {**BRIEF, "block_sizes": None}
@@ -485,7 +480,7 @@ def test_a_frame_with_block_names_is_blocks(operator):
 
 
 def test_a_frame_with_plain_columns_is_one_block_where_that_is_said():
-    X, y = data()
+    X, y = three_classes()
     frame = pd.DataFrame(X, columns=list("uvwxyz"))
     head = FusionMLPClassifier("sum", **BRIEF).fit(frame, y)
     assert list(head.block_indices_.values()) == [slice(0, 6)]
@@ -498,7 +493,7 @@ def test_a_frame_with_plain_columns_is_one_block_where_that_is_said():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_input_that_is_not_finite_is_an_error(bad):
-    X, y = data()
+    X, y = three_classes()
     head = FusionMLPClassifier(**BRIEF).fit(X, y)
     X[3, 3] = bad
     for call in (lambda: head.predict(X), lambda: FusionMLPClassifier(**BRIEF).fit(X, y)):
