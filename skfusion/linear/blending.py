@@ -269,11 +269,11 @@ class BlendComponents:
 
     def __call__(self, blocks: Iterable[NDArray[Any]]) -> NDArray[Any]:
         """Return Σ (block - mean) @ projection; blocks are read one after the other."""
-        parts = zip(blocks, self.means, self.projections, strict=True)
-        block, mean, projection = next(parts)
-        total: NDArray[Any] = (block - mean) @ projection
-        for block, mean, projection in parts:
-            total += (block - mean) @ projection
+        total: NDArray[Any] | None = None
+        for block, mean, projection in zip(blocks, self.means, self.projections, strict=True):
+            part = (block - mean.astype(block.dtype)) @ projection.astype(block.dtype)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
         return total
 
 
