@@ -51,8 +51,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         - "quaternion": the Hamilton product, components in four parts [r ‖ i ‖ j ‖ k]. Needs two
           blocks and d a multiple of 4. The order of the blocks matters.
         - "weighted": principal components of [w_1 E_1 ‖ ... ‖ w_n E_n], with w_i >= 0 chosen in
-          `fit` by how well ridge regression predicts rows that are left out, classes counting
-          alike. Takes any y; without one all blocks count the same.
+          `fit`: half of the weight is spread evenly, half by how well ridge regression on a
+          block predicts rows that are left out, classes counting alike. Takes any y; without one
+          all blocks count the same.
         - "bilinear": compact bilinear pooling. u_i is the count sketch of E_i, whatever
           `projection` says, and d may be any number.
         - one that was registered with `register_operator`.
@@ -321,11 +322,10 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     ) -> None:
         """Learn the shares of "weighted" and its components."""
         if targets is not None:
-            rows = (
-                b"".join(row.tobytes() for row in parts) for parts in zip(*scaled, strict=True)
-            )
+            everything = zip(*scaled, strict=True)
+            rows = (b"".join(part.tobytes() for part in parts) for parts in everything)
             targets = without_repeats(targets, rows)
-        self.kernel_weights_ = blend_shares(scaled, range(len(scaled)), targets, rng)
+        self.kernel_weights_ = blend_shares(scaled, [None] * len(scaled), targets, rng)
         kept = list(compress(scaled, self.kernel_weights_))
         shares = self.kernel_weights_[self.kernel_weights_ > 0]
         self.blend_ = fit_components(lambda: kept, shares, self.n_components, rng)
