@@ -12,6 +12,7 @@ By kernel, with M = K + λ diag(1 / w) and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,21 +32,44 @@ _NEWTON_STEPS, _PRECISION = 30, 1e-6
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-def ridge_losses(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
+def ridge_losses(
+    features: NDArray[np.floating[Any]], targets: Targets, shares: Floats | None = None
+) -> Floats:
     """Return the log-loss per row, in nats, by ridge regression that was fitted without it.
 
-    The penalty is the one with the smallest mean squared error of rows left out. Its predictions s
-    of classes become probabilities p_c ∝ π_c exp(t (s_c - π_c)), where π are the classes' shares
-    and t >= 0, an inverse temperature, minimises the mean log-loss: a layer that knows nothing has
-    t = 0 and gives the shares. Each label is a pair of classes, and losses are summed over labels
-    and outputs. Numbers have Gaussian errors, with the errors' own variance.
+    `shares` say what rows count in the loss, by default as in the fit.
     """
+    shares = targets.shares if shares is None else shares
+    if targets.kind not in NUMBERS:
+        return log_losses(leave_one_out(features, targets), targets, shares)
+    scaled, sizes = _standardise(targets.matrix, targets.shares)
+    targets = replace(targets, matrix=scaled)
+    losses = log_losses(leave_one_out(features, targets), targets, shares)
+    return losses + float(np.log(sizes).sum())
+
+
+def leave_one_out(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
+    """Return predictions, each row's by a fit without it, at the penalty of least squared error."""
     mean_square = float(targets.shares @ (features**2).sum(axis=1))
     penalties = RELATIVE_PENALTIES * max(mean_square, _TINY)
     path = leave_one_out_path(features, targets.matrix, targets.weights, penalties)
     errors = [targets.shares @ ((p - targets.matrix) ** 2).sum(axis=1) for p in path]
-    predicted = path[int(np.argmin(errors))]
-    return (_gaussian if targets.kind in NUMBERS else _softmax)(predicted, targets)
+    best: Floats = path[int(np.argmin(errors))]
+    return best
+
+
+def log_losses(predicted: Floats, targets: Targets, shares: Floats) -> Floats:
+    """Return the log-loss per row of predictions by ridge regression.
+
+    Predictions s of classes become probabilities p_c ∝ q_c exp(t (s_c - π_c)), where π and q are
+    the classes' shares in the fit and in `shares`, those of rows in the loss, and t >= 0, an
+    inverse temperature, minimises the mean log-loss: a layer that knows nothing has t = 0 and
+    gives q. Each label is a pair of classes, and losses are summed over labels and outputs.
+    Numbers have Gaussian errors, with the errors' own variance.
+    """
+    if targets.kind in NUMBERS:
+        return _gaussian(predicted, shares, targets)
+    return _softmax(predicted, shares, targets)
 
 
 def leave_one_out_path(
@@ -136,24 +160,32 @@ def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.
     return centred
 
 
-def _gaussian(predicted: Floats, targets: Targets) -> Floats:
+def _standardise(matrix: Floats, shares: Floats) -> tuple[Floats, Floats]:
+    """Return numbers of mean 0 and variance 1, and what they were divided by."""
+    centred = matrix - shares @ matrix
+    largest = np.abs(centred).max(axis=0)  # their squares may be too large or too small
+    centred /= largest
+    spread = np.sqrt(shares @ centred**2)
+    return centred / spread, largest * spread
+
+
+def _gaussian(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
     errors = (targets.matrix - predicted) ** 2
-    variances = np.maximum(targets.shares @ errors, _TINY)
+    variances = np.maximum(shares @ errors, _TINY)
     losses: Floats = ((np.log(2 * np.pi * variances) + errors / variances) / 2).sum(axis=1)
     return losses
 
 
-def _softmax(predicted: Floats, targets: Targets) -> Floats:
+def _softmax(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
     """Return the log-losses at the best temperature of options (n_samples, n_labels or 1, k)."""
 
     def options(matrix: Floats) -> Floats:
         both = targets.kind in LABELS
         return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
 
-    true, shares = options(targets.matrix), targets.shares
-    priors = np.tensordot(shares, true, axes=1)
-    scores = options(predicted) - priors
-    log_priors = np.log(np.maximum(priors, _TINY))
+    true = options(targets.matrix)
+    scores = options(predicted) - np.tensordot(targets.shares, true, axes=1)
+    log_priors = np.log(np.maximum(np.tensordot(shares, true, axes=1), _TINY))
     sharpness = _sharpness(scores, true, log_priors, shares)
     logits = log_priors + sharpness * scores
     losses: Floats = (logsumexp(logits, axis=2) - (true * logits).sum(axis=2)).sum(axis=1)
