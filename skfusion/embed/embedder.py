@@ -382,7 +382,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self._source_again()  # stored vectors may be of what the model was
         columns = (vectors for _, vectors in self._read(texts, progress))
         if self._blend is not None:
-            vectors = self._blend(columns)
+            vectors = self._blend(columns, len(texts))
         elif self._averages:
             scales = self.layer_means_, self.layer_stds_
             vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
