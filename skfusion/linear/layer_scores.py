@@ -23,7 +23,7 @@ TOLERANCE = 0.01 * float(np.log(2))
 #: Poolings that take all tokens alike.
 MEANS = ("mean", "mean_no_first")
 #: By how many standard errors another pooling must beat them.
-CLEARLY = 2.0
+CLEARLY = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class LayerScores:
             How deep each layer lies. Of equally deep ones the better is taken.
         poolings : sequence of str, of length n_layers, or None, default=None
             The pooling of each. Where scores have standard errors, another than "mean" and
-            "mean_no_first" is looked at only if its best layer beats theirs by two of them: with
+            "mean_no_first" is looked at only if its best layer beats theirs by three of them: with
             few rows one that knows a frequent class by its last word may look better by chance.
 
         Returns

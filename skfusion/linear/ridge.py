@@ -12,7 +12,6 @@ By kernel, with M = K + λ diag(1 / w) and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,23 +38,19 @@ def ridge_losses(
 
     `shares` say what rows count in the loss, by default as in the fit.
     """
-    shares = targets.shares if shares is None else shares
-    if targets.kind not in NUMBERS:
-        return log_losses(leave_one_out(features, targets), targets, shares)
-    scaled, sizes = _standardise(targets.matrix, targets.shares)
-    targets = replace(targets, matrix=scaled)
-    losses = log_losses(leave_one_out(features, targets), targets, shares)
-    return losses + float(np.log(sizes).sum())
+    predicted = leave_one_out(features, targets)
+    return log_losses(predicted, targets, targets.shares if shares is None else shares)
 
 
 def leave_one_out(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
-    """Return predictions, each row's by a fit without it, at the penalty of least squared error."""
+    """Return predictions, each row's by a fit without it; the penalty errs least in squares."""
+    centre, size = _location(targets)
+    matrix = (targets.matrix - centre) / size
     mean_square = float(targets.shares @ (features**2).sum(axis=1))
     penalties = RELATIVE_PENALTIES * max(mean_square, _TINY)
-    path = leave_one_out_path(features, targets.matrix, targets.weights, penalties)
-    errors = [targets.shares @ ((p - targets.matrix) ** 2).sum(axis=1) for p in path]
-    best: Floats = path[int(np.argmin(errors))]
-    return best
+    path = leave_one_out_path(features, matrix, targets.weights, penalties)
+    errors = [targets.shares @ ((p - matrix) ** 2).sum(axis=1) for p in path]
+    return centre + size * path[int(np.argmin(errors))]
 
 
 def log_losses(predicted: Floats, targets: Targets, shares: Floats) -> Floats:
@@ -160,36 +155,53 @@ def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.
     return centred
 
 
-def _standardise(matrix: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """Return numbers of mean 0 and variance 1, and what they were divided by."""
-    centred = matrix - shares @ matrix
-    largest = np.abs(centred).max(axis=0)  # their squares may be too large or too small
-    centred /= largest
-    spread = np.sqrt(shares @ centred**2)
-    return centred / spread, largest * spread
+def _location(targets: Targets) -> tuple[Floats, Floats]:
+    """Return means and standard deviations of numbers, and 0 and 1 of classes and labels."""
+    matrix = targets.matrix
+    if targets.kind not in NUMBERS:
+        return np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
+    mean = targets.shares @ matrix
+    size = np.maximum(np.abs(matrix - mean).max(axis=0), _TINY)
+    return mean, size * np.sqrt(targets.shares @ ((matrix - mean) / size) ** 2)
 
 
 def _gaussian(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
-    errors = (targets.matrix - predicted) ** 2
-    variances = np.maximum(shares @ errors, _TINY)
-    losses: Floats = ((np.log(2 * np.pi * variances) + errors / variances) / 2).sum(axis=1)
+    errors = targets.matrix - predicted
+    sizes = np.maximum(np.abs(errors).max(axis=0), _TINY)  # their squares may be too large
+    squares = (errors / sizes) ** 2
+    variances = np.maximum(shares @ squares, _TINY)
+    losses: Floats = (
+        np.log(sizes) + (np.log(2 * np.pi * variances) + squares / variances) / 2
+    ).sum(axis=1)
     return losses
 
 
 def _softmax(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
-    """Return the log-losses at the best temperature of options (n_samples, n_labels or 1, k)."""
-
-    def options(matrix: Floats) -> Floats:
-        both = targets.kind in LABELS
-        return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
-
-    true = options(targets.matrix)
-    scores = options(predicted) - np.tensordot(targets.shares, true, axes=1)
-    log_priors = np.log(np.maximum(np.tensordot(shares, true, axes=1), _TINY))
-    sharpness = _sharpness(scores, true, log_priors, shares)
-    logits = log_priors + sharpness * scores
+    """Return the log-losses at the best temperature."""
+    logits, _ = sharpen(predicted, targets, shares)
+    true = _options(targets.matrix, targets)
     losses: Floats = (logsumexp(logits, axis=2) - (true * logits).sum(axis=2)).sum(axis=1)
     return losses
+
+
+def sharpen(
+    predicted: Floats, targets: Targets, shares: Floats | None = None
+) -> tuple[Floats, float]:
+    """Return logits (n_samples, n_labels or 1, k) at the best inverse temperature, and that.
+
+    `shares` say what rows count in the loss that it minimises, by default as in the fit.
+    """
+    true, counts = _options(targets.matrix, targets), targets.shares if shares is None else shares
+    scores = _options(predicted, targets) - np.tensordot(targets.shares, true, axes=1)
+    log_priors = np.log(np.maximum(np.tensordot(counts, true, axes=1), _TINY))
+    sharpness = _sharpness(scores, true, log_priors, counts)
+    return log_priors + sharpness * scores, sharpness
+
+
+def _options(matrix: Floats, targets: Targets) -> Floats:
+    """Return one column a class; each label is a pair of them."""
+    both = targets.kind in LABELS
+    return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
 
 
 def _sharpness(scores: Floats, true: Floats, log_priors: Floats, shares: Floats) -> float:

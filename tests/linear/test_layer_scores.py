@@ -529,8 +529,8 @@ def test_ties_are_within_one_standard_error(rng):
     )
 
 
-@pytest.mark.parametrize(("lead", "chosen"), [(1.99, "b"), (2.01, "d")])
-def test_another_pooling_must_beat_the_means_by_two_standard_errors(lead, chosen, rng):
+@pytest.mark.parametrize(("lead", "chosen"), [(2.99, "b"), (3.01, "d")])
+def test_another_pooling_must_beat_the_means_by_three_standard_errors(lead, chosen, rng):
     noise = rng.normal(size=400)
     noise = (noise - noise.mean()) / noise.std(ddof=1) * 20
     losses = np.column_stack([np.full(400, 0.5), np.zeros(400), noise + 5, noise - lead])
