@@ -39,7 +39,7 @@ def logme(features: Features, targets: Targets) -> float:
 
 
 def balanced_losses(features: Features, targets: Targets) -> Floats:
-    """Return the log-loss per row by ridge regression that was fitted without it, classes alike."""
+    """Return the log-loss per row by ridge regression fitted without it, classes alike."""
     return ridge_losses(features, softly_balanced(targets), balanced_shares(targets))
 
 

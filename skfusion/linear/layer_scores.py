@@ -171,9 +171,9 @@ def layer_scores(
         own best penalty, with classes counted alike however many rows they have; a class of one
         row counts nothing. Of labels and numbers the same as "ridge". "ridge": the same with rows
         counted alike. "logme": exact log evidence of a linear model, rows counted alike, which
-        follows the frequent classes where some are rare. "h_score": the shrunk H-score. "variability": variance between
-        classes over variance within. "effective_rank": how many directions are in use, which
-        takes no y.
+        follows the frequent classes where some are rare. "h_score": the shrunk H-score.
+        "variability": variance between classes over variance within. "effective_rank": how many
+        directions are in use, which takes no y.
     task : {"auto", "classification", "regression"}, default="auto"
         How y is read. By "auto" strings, booleans and whole numbers (also as floats) are classes
         where they have at most 20 values, or no more values than a fifth of the rows, and a 0/1
