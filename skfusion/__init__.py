@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .neural.regressor import FusionMLPRegressor
     from .saving import load, save
     from .selection.optuna_search import OptunaSearchCV
+    from .selection.rank import rank_models
     from .selection.spaces import fusion_grid, fusion_space, layer_space
     from .selection.subsets import ModelSubsetSearchCV
 
@@ -49,6 +50,7 @@ __all__ = [
     "layer_space",
     "load",
     "measure_costs",
+    "rank_models",
     "register_operator",
     "save",
 ]

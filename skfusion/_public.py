@@ -24,6 +24,7 @@ PUBLIC = {
     "layer_space": ".selection.spaces",
     "load": ".saving",
     "measure_costs": ".inspection.cost",
+    "rank_models": ".selection.rank",
     "register_operator": ".fusion.registry",
     "save": ".saving",
 }
@@ -31,6 +32,7 @@ PUBLIC = {
 #: that gets another name could not be read any more.
 PARTS = {
     "Architecture": ".neural.modules",
+    "Blend": ".embed.blend",
     "BlendComponents": ".linear.blending",
     "BlockSelector": ".selection.subsets",
     "CountSketch": ".fusion.projection",
