@@ -189,18 +189,14 @@ def score_features(features: Block, targets: Targets) -> float:
     n_rows, width = features.shape
     if n_rows <= width:
         return score_kernel(features @ features.T, targets)
-    weights = _fit_weights(targets)
-    return _best(
-        lambda penalty: leave_one_out_features(features, penalty, targets.matrix, weights), targets
-    )
+    errors_at = leave_one_out_features(features, targets.matrix, _fit_weights(targets))
+    return _best(errors_at, targets)
 
 
 def score_kernel(kernel: Block, targets: Targets) -> float:
     """Return minus the loss of rows left out of a ridge regression by a kernel."""
-    weights = _fit_weights(targets)
-    return _best(
-        lambda penalty: leave_one_out_kernel(kernel, penalty, targets.matrix, weights), targets
-    )
+    errors_at = leave_one_out_kernel(kernel, targets.matrix, _fit_weights(targets))
+    return _best(errors_at, targets)
 
 
 def loss(errors: Floats, targets: Targets) -> float:
