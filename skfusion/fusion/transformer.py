@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 from .._blocks import EmbeddingBlocks, output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
 from .._targets import CLASSES, LABELS, NUMBERS, TASKS, Targets, Task, read_targets, require_y
-from ..linear.blending import blend_shares, fit_components
+from ..linear.blending import blend_shares, fit_components, without_repeats
 from ..linear.scaling import fit_scaler
 from .operators import Operator, mean
 from .projection import (
@@ -320,6 +320,11 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         self, scaled: list[NDArray[Any]], targets: Targets | None, rng: np.random.RandomState
     ) -> None:
         """Learn the shares of "weighted" and its components."""
+        if targets is not None:
+            rows = (
+                b"".join(row.tobytes() for row in parts) for parts in zip(*scaled, strict=True)
+            )
+            targets = without_repeats(targets, rows)
         self.kernel_weights_ = blend_shares(scaled, range(len(scaled)), targets, rng)
         kept = list(compress(scaled, self.kernel_weights_))
         shares = self.kernel_weights_[self.kernel_weights_ > 0]

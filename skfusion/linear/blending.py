@@ -118,6 +118,18 @@ def draw_rows(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
     return np.sort(rows[np.argsort(place, kind="stable")[:MOST_ROWS]])
 
 
+def without_repeats(targets: Targets, rows: Iterable[Hashable]) -> Targets:
+    """Return targets in which repeated rows, with the same target, have their weight in the first.
+
+    A row that is left out would else be learnt from its copy.
+    """
+    first: dict[Hashable, int] = {}
+    weights = np.zeros(len(targets))
+    for i, (row, target) in enumerate(zip(rows, targets.matrix, strict=True)):
+        weights[first.setdefault((row, target.tobytes()), i)] += targets.weights[i]
+    return targets.weighted(weights)
+
+
 class _Groups:
     """Sums of the kernels of each group's blocks, where a group has several."""
 
