@@ -291,7 +291,7 @@ def fit_components(
 
     `read` gives the blocks anew for every pass over them, and they are not kept. Up to 3,000 rows
     or columns they are exact: by the kernel of rows, or by the covariance of columns. Beyond,
-    they are found by randomised subspace iteration, in four passes. Directions in which the rows
+    they are found by randomised subspace iteration, in five passes. Directions in which the rows
     do not vary are no components: they are zeros.
 
     Examples
