@@ -5,8 +5,9 @@ The layer chooses itself
 
 ``LLMLayerEmbedder(model, layer="auto")`` chooses a layer in `fit`. It asks how well ridge
 regression tells the class of a row that it was fitted without, each class counting the same. That
-is known in closed form, from one decomposition a layer instead of a classifier a fold. From the best layer it goes on to shallower ones as long as they
-are as good, since they cost less to compute.
+is known in closed form, from one decomposition a layer instead of a classifier a fold. From the
+best layer it goes on to shallower ones as long as they are as good, since they cost less to
+compute.
 
 The picture shows these scores beside what takes far longer: the cross-validated macro-F1 of the
 real classifier on every layer. Since the choice is made inside `fit`, the last line of the output
