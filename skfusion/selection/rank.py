@@ -256,7 +256,7 @@ def name_models(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
         named = {}
         for model in models:
             pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], str)
-            name, model = model if pair else (_default_name(model), model)
+            name, model = tuple(model) if pair else (_default_name(model), model)
             if pair and name in named:
                 raise ValueError(f"Two models have the name {name!r}. Give each its own.")
             same = sum(other == name or other.startswith(f"{name}-") for other in named)
@@ -385,7 +385,8 @@ def _decide(predicted: Floats, targets: Targets) -> Floats:
         return predicted
     if targets.kind in LABELS:
         return (predicted >= 0.5).astype(np.float64)
-    return np.eye(predicted.shape[1])[predicted.argmax(axis=1)]
+    decided: Floats = np.eye(predicted.shape[1])[predicted.argmax(axis=1)]
+    return decided
 
 
 def _resample(targets: Targets, rng: np.random.RandomState) -> Floats:
