@@ -3,10 +3,11 @@
 The layer chooses itself
 ========================
 
-``LLMLayerEmbedder(model, layer="auto")`` chooses a layer in `fit`. It asks how likely a Bayesian
-linear model of the layer finds the training labels (LogME), which needs one decomposition a layer
-instead of a classifier a fold. From the best layer it goes on to shallower ones as long as they
-are as good, since they cost less to compute.
+``LLMLayerEmbedder(model, layer="auto")`` chooses a layer in `fit`. It asks how well ridge
+regression tells the class of a row that it was fitted without, each class counting the same. That
+is known in closed form, from one decomposition a layer instead of a classifier a fold. From the
+best layer it goes on to shallower ones as long as they are as good, since they cost less to
+compute.
 
 The picture shows these scores beside what takes far longer: the cross-validated macro-F1 of the
 real classifier on every layer. Since the choice is made inside `fit`, the last line of the output
@@ -70,7 +71,7 @@ def draw(auto: LLMLayerEmbedder, layers: Sequence[int], scores: list[float]) -> 
     axis = figure.subplots()
     axis.plot(found, marker="o", markersize=4, label="score behind the choice (left)")
     axis.axvline(auto.layer_, color="black", linestyle=":", label=f"chosen: layer {auto.layer_}")
-    axis.set(xlabel="layer of SmolLM2-135M", ylabel="log evidence a row, in nats")
+    axis.set(xlabel="layer of SmolLM2-135M", ylabel="minus the log-loss of rows left out, in nats")
     other = axis.twinx()
     other.plot(layers, scores, "s--", color="C1", markersize=4, label="cross-validation (right)")
     other.set_ylabel("macro-F1 of the real classifier")

@@ -168,10 +168,10 @@ def layer_scores(
         or outputs that are the same in all rows are left out.
     criterion : str, default="balanced"
         "balanced": leave-one-out log-loss of ridge classification, in closed form, at the layer's
-        own best penalty, with classes counted alike however many rows they have; a class of one
-        row counts nothing. Of labels and numbers the same as "ridge". "ridge": the same with rows
-        counted alike. "logme": exact log evidence of a linear model, rows counted alike, which
-        follows the frequent classes where some are rare. "h_score": the shrunk H-score.
+        own best penalty, with classes counted alike however many rows they have. Of labels and
+        numbers the same as "ridge". "ridge": the same with rows counted alike. "logme": exact log
+        evidence of a linear model, rows counted alike, which follows the frequent classes where
+        some are rare. "h_score": the shrunk H-score.
         "variability": variance between classes over variance within. "effective_rank": how many
         directions are in use, which takes no y.
     task : {"auto", "classification", "regression"}, default="auto"

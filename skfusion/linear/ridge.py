@@ -51,7 +51,8 @@ def leave_one_out(features: NDArray[np.floating[Any]], targets: Targets) -> Floa
     penalties = RELATIVE_PENALTIES * max(mean_square, _TINY)
     path = leave_one_out_path(features, matrix, targets.weights, penalties)
     errors = [targets.shares @ ((p - matrix) ** 2).sum(axis=1) for p in path]
-    return centre + size * path[int(np.argmin(errors))]
+    predicted: Floats = centre + size * path[int(np.argmin(errors))]
+    return predicted
 
 
 def log_losses(predicted: Floats, targets: Targets, shares: Floats) -> Floats:

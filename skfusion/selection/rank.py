@@ -169,13 +169,13 @@ def rank_models(
     Vectors are standardised, words of `TfidfVectorizer` and blends are taken as they are. The
     penalty is that of the least squared error of rows left out. Rows of classes are fitted with
     the square roots of balanced weights; the class with the largest prediction is predicted, and
-    labels from one half on.
+    labels from one half on, with the intercept of all rows.
 
     The interval is that of a bootstrap of the rows (1,000 draws within each class, 2.5th and
     97.5th percentile). It says how well these rows tell the score, not how much another training
     set would change it. What is chosen by the same rows, the penalty, weights of a blend and a
-    layer of "auto", flatters the score a little: of labels that are noise the blend of 200 rows
-    makes one to two points too much.
+    layer of "auto", flatters the score with few rows: of two classes that are noise, the blend of
+    MiniLM has a mean macro-F1 of 0.53 to 0.59 with 50 rows, and of 0.49 with 200.
 
     Examples
     --------
@@ -256,7 +256,7 @@ def name_models(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
         named = {}
         for model in models:
             pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], str)
-            name, model = model if pair else (_default_name(model), model)
+            name, model = tuple(model) if pair else (_default_name(model), model)
             if pair and name in named:
                 raise ValueError(f"Two models have the name {name!r}. Give each its own.")
             same = sum(other == name or other.startswith(f"{name}-") for other in named)
@@ -360,11 +360,24 @@ def _estimate(
     fitted, shares = softly_balanced(targets), balanced_shares(targets)
     predicted = leave_one_out(features, fitted)
     loss = float(shares @ log_losses(predicted, fitted, shares))
-    decided = _decide(predicted, targets)
+    decided = _decide(predicted + _own_pull(fitted), targets)
     value = score(targets.matrix, decided, np.ones((1, len(targets))))[0]
     resampled = score(targets.matrix, decided, _resample(targets, rng))
     low, high = np.quantile(resampled, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return {"score": float(value), "low": float(low), "high": float(high), "log_loss": loss}
+
+
+def _own_pull(targets: Targets) -> Floats:
+    """Return how far each row pulls the intercept.
+
+    Leaving it out moves the intercept against its own class, and where vectors say nothing every
+    row would be taken for another class.
+    """
+    weights = targets.weights
+    rest = np.maximum(weights.sum() - weights, np.finfo(np.float64).tiny)
+    centred = targets.matrix - targets.shares @ targets.matrix
+    pull: Floats = (weights / rest)[:, None] * centred
+    return pull
 
 
 def _decide(predicted: Floats, targets: Targets) -> Floats:
@@ -372,7 +385,8 @@ def _decide(predicted: Floats, targets: Targets) -> Floats:
         return predicted
     if targets.kind in LABELS:
         return (predicted >= 0.5).astype(np.float64)
-    return np.eye(predicted.shape[1])[predicted.argmax(axis=1)]
+    decided: Floats = np.eye(predicted.shape[1])[predicted.argmax(axis=1)]
+    return decided
 
 
 def _resample(targets: Targets, rng: np.random.RandomState) -> Floats:
