@@ -422,6 +422,11 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
             factors = compute_sample_weight(self.class_weight, np.asarray(y))
         return factors
 
+    def _even_out(self, targets: Targets, counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._multilabel or self.class_weight == "balanced":
+            return np.ones(len(counts))
+        return np.sqrt(targets.balance(counts))
+
     def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool
     ) -> NDArray[np.float64]:

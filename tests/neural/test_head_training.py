@@ -20,14 +20,14 @@ from skorch.utils import params_for
 
 from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor
 from skfusion.neural.data import Rows, balance, merge_rows
-from skfusion.neural.fit_level import (
+from skfusion.neural.modules import LOSSES
+from skfusion.neural.penalised import (
     _minimise,
     _predict,
+    solve_regression,
     stratified_folds,
-    target_training_loss,
     to_basis,
 )
-from skfusion.neural.modules import LOSSES
 from skfusion.neural.training import StopRule
 
 SMALL: dict[str, Any] = {
@@ -44,7 +44,7 @@ EITHER_SHAPE = pytest.mark.parametrize("width", [4, 100])  # both ways of stoppi
 def as_rows(X: Any, y: Any, weights: Any = None) -> Rows:
     counts = np.ones(len(y)) if weights is None else weights
     shares = balance(counts, y, np.ones(len(y)))
-    arrays = [X, np.eye(y.max() + 1)[y], counts / counts.mean(), shares, y]
+    arrays = [X, np.eye(y.max() + 1)[y], counts / counts.mean(), shares, y, np.ones(len(y))]
     return Rows(*[torch.from_numpy(np.ascontiguousarray(array)) for array in arrays])
 
 
@@ -97,8 +97,10 @@ def test_a_basis_is_the_rows_turned(width):
 def test_noise_is_to_be_fitted_less_closely_than_signal(rng):
     X, y = three_classes(60, 100)
     X[:, :3] *= 20
-    signal = target_training_loss(as_rows(X, y), LOSSES["multiclass"], generator())
-    noise = target_training_loss(as_rows(X, rng.permutation(y)), LOSSES["multiclass"], generator())
+    signal, noise = (
+        solve_regression(as_rows(X, labels), LOSSES["multiclass"], [], generator()).level
+        for labels in (y, rng.permutation(y))
+    )
     assert 0 < signal < 0.7 < noise < np.log(3) + 1e-3
 
 
