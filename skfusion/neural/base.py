@@ -129,9 +129,11 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         """Return what the weight of each row is multiplied by for its class."""
         return np.ones(len(counts))
 
-    def _even_out(self, targets: Targets, counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _even_out(
+        self, targets: Targets, counts: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
         """Return the factors of the rows' weights by which "auto" makes classes less unequal."""
-        return np.ones(len(counts))
+        return None
 
     @abstractmethod
     def _transform_targets(
@@ -226,7 +228,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             blocks = {name: block[kept] for name, block in blocks.items()}
             targets, factors = targets.take(kept), factors[kept]
         weights = counts * factors
-        evened = self._even_out(targets, counts) if merge else np.ones(len(counts))
+        evened = self._even_out(targets, counts) if merge else None
         if reset:
             how = self.scale if self.solver == "auto" else None
             self.scalers_ = {
@@ -236,15 +238,19 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             # In the loss that says when to stop classes count the same, unless a dict says more.
             factors = np.ones(len(factors))
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        trained_on = weights * evened
+        if evened is None:
+            trained_on, balanced = weights, balance(counts, targets.codes, factors)
+        else:
+            trained_on = weights * evened
+            balanced = trained_on / trained_on.sum()
         scaled, target, shares, balanced, evened = (
             torch.from_numpy(array.astype(self.dtype, copy=False)).to(device)
             for array in (
                 self._scale(blocks, self.dtype),
                 self._transform_targets(targets.matrix, weights, reset=reset),
                 trained_on / trained_on.mean(),
-                balance(counts, targets.codes, factors),
-                evened,
+                balanced,
+                np.ones(len(counts)) if evened is None else evened,
             )
         )
         codes = torch.from_numpy(targets.codes).to(device)

@@ -153,10 +153,21 @@ class FusionNet(nn.Module):
         self.linear.bias.copy_(linear.bias)
 
     @torch.no_grad()
+    def shift_linear(self, shift: Tensor) -> None:
+        """Add to the linear part's intercepts."""
+        assert self.linear is not None
+        self.linear.bias.add_(shift)
+
+    @torch.no_grad()
     def silence(self) -> None:
         """Make the last layer zero, so that the linear part speaks alone."""
         self.out.weight.zero_()
         self.out.bias.zero_()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the linear part speaks alone."""
+        return not bool(self.out.weight.any() or self.out.bias.any())
 
     def forward(
         self, X: Tensor, present: Tensor | None = None, dropout: Sequence[Tensor] = ()

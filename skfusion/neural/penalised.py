@@ -59,6 +59,7 @@ class Regression:
     full: LinearMap
     without: tuple[LinearMap, ...]
     level: float  # the loss, weighted by ``rows.balanced``, that a network may be trained to
+    shift: Tensor  # (n_outputs,): what logits need to be added at the end
 
 
 def to_basis(X: Tensor, weights: Tensor) -> Basis:
@@ -98,13 +99,13 @@ def solve_regression(
         rows.X.new_tensor([PATH[decay]]).repeat(kept.shape[1]),
         steps=_FINAL_STEPS,
     )
-    c = c + shift
     weights = (basis.axes @ V.flatten(1)).reshape(-1, *V.shape[1:])  # (n_features, M, C)
     maps = [LinearMap(weights[:, m].T, c[m] - basis.mean @ weights[:, m]) for m in range(len(c))]
     own = loss.per_row(_predict(basis.rows, V, c)[:, 0], rows.target) @ rows.balanced
     balanced = rows.balanced[held] / rows.balanced[held].sum()
-    unseen = balanced @ loss.per_row(logits[:, decay] + shift, rows.target[held])
-    return Regression(maps[0], tuple(maps[1:]), float(own * (own / unseen).clamp(0.5, 1)))
+    unseen = balanced @ loss.per_row(logits[:, decay], rows.target[held])
+    level = float(own * (own / unseen).clamp(0.5, 1))
+    return Regression(maps[0], tuple(maps[1:]), level, shift)
 
 
 def _held_out_logits(

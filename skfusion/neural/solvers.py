@@ -35,7 +35,7 @@ _PATIENCE = 20  # steps without a gain on held-out rows, but no less than ...
 _LEAST_PATIENCE = 3  # ... epochs
 _TARGET_PATIENCE = 200  # steps without a gain on the rows themselves: rare classes lose at first
 _LR_FACTOR = 10  # "auto" takes few steps from a good start, the paper many from a random one
-_N_FOLDS = 3  # where rows are few
+_N_FOLDS, _FOLD_PATIENCE = 3, 10  # where rows are few
 _TINY = 1e-6
 
 
@@ -169,12 +169,17 @@ class Training:
         """Start at the penalised regression; the other layers stay where held-out rows gain."""
         start, splits = self._start(), self._splits()
         start.silence()
-        loss = LOSSES[self.kind]
-        regression = solve_regression(self.rows, loss, splits, self._generator(1))
+        regression = solve_regression(self.rows, LOSSES[self.kind], splits, self._generator(1))
         start.set_linear(regression.full)
         if self.early_stopping is False:
-            return self._solve_to_level(start, regression.level, keeps_linear=True)
-        search = self._search(start, regression, splits)
+            solution = self._solve_to_level(start, regression.level, keeps_linear=True)
+        else:
+            solution = self._solve_searched(start, self._search(start, regression, splits))
+        solution.net.module_.shift_linear(regression.shift)
+        return solution
+
+    def _solve_searched(self, start: FusionNet, search: Search) -> Solution:
+        """Train for the best number of epochs, or not at all where it does not gain."""
         settings = self._settings(len(self.rows), seed=self.seed + 4, epochs=search.best_epoch)
         if search.interrupted is not None:
             net = search.interrupted
@@ -182,14 +187,14 @@ class Training:
             net, _ = self._train(start, self.rows, settings, None, again=True, keeps_linear=True)
         else:
             net = make_net(start, settings, self._copy_callbacks(settings, None, again=True))
-        is_linear_only = not bool(net.module_.out.weight.any() or net.module_.out.bias.any())
-        return Solution(net, search.losses, search.history, is_linear_only, search.gain)
+        return Solution(net, search.losses, search.history, net.module_.is_silent, search.gain)
 
     def _search(
         self, start: FusionNet, regression: Regression, splits: Sequence[Tensor]
     ) -> Search:
         """Train without each split in turn, as long as it gains on the held-out rows."""
         rows, search = self.rows, Search()
+        patience = _PATIENCE if len(splits) == 1 else _FOLD_PATIENCE
         start = copy.deepcopy(start)
         for held, linear in zip(splits, regression.without, strict=True):
             start.set_linear(linear)
@@ -197,7 +202,7 @@ class Training:
             settings = self._settings(len(kept), seed=self.seed + 3)
             first = row_losses(start, validation, self.kind)
             rule = StopRule(
-                _patience(settings, len(kept), _PATIENCE),
+                _patience(settings, len(kept), patience),
                 first=float(validation.balanced @ first),
                 per_row=[first],
             )
