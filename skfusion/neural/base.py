@@ -243,7 +243,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         else:
             trained_on = weights * evened
             balanced = trained_on / trained_on.sum()
-        scaled, target, shares, balanced, evened = (
+        scaled, target, shares, balanced_shares, factor = (
             torch.from_numpy(array.astype(self.dtype, copy=False)).to(device)
             for array in (
                 self._scale(blocks, self.dtype),
@@ -254,7 +254,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             )
         )
         codes = torch.from_numpy(targets.codes).to(device)
-        return Rows(scaled, target, shares, balanced, codes, evened), targets.kind
+        return Rows(scaled, target, shares, balanced_shares, codes, factor), targets.kind
 
     def _scale(self, blocks: Mapping[str, NDArray[Any]], dtype: str) -> NDArray[Any]:
         """Return scaled blocks side by side; a missing one is zeros, its mean in training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -175,8 +175,9 @@ class Training:
             solution = self._solve_to_level(start, regression.level, keeps_linear=True)
         else:
             solution = self._solve_searched(start, self._search(start, regression, splits))
-        solution.net.module_.shift_linear(regression.shift)
-        return solution
+        module = solution.net.module_
+        module.shift_linear(regression.shift)
+        return replace(solution, is_linear_only=module.is_silent)
 
     def _solve_searched(self, start: FusionNet, search: Search) -> Solution:
         """Train for the best number of epochs, or not at all where it does not gain."""
@@ -187,7 +188,7 @@ class Training:
             net, _ = self._train(start, self.rows, settings, None, again=True, keeps_linear=True)
         else:
             net = make_net(start, settings, self._copy_callbacks(settings, None, again=True))
-        return Solution(net, search.losses, search.history, net.module_.is_silent, search.gain)
+        return Solution(net, search.losses, search.history, gain=search.gain)
 
     def _search(
         self, start: FusionNet, regression: Regression, splits: Sequence[Tensor]
