@@ -93,11 +93,12 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         Of weights and inputs. Inputs of which rounding to it would blur a column stay as they are.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Histories hold "train_loss", "valid_loss" where there
-        are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
-        scores of `EpochScoring`, and with each "_best". In scorers classes are the positions of
-        the outputs, 0, 1, ..., and equal rows count once. Callbacks that monitor a validation
-        loss or score run only while there is one. An `EarlyStopping` ends the search for the
-        number of epochs; a `Checkpoint` keeps the best network of the search.
+        are rows for it (those held out, or with ``solver="auto"`` and ``early_stopping=False``
+        all rows without dropout), the scores of `EpochScoring`, and with each "_best". In scorers
+        classes are the positions of the outputs, 0, 1, ..., and equal rows count once. Callbacks
+        that monitor a validation loss or score run only while there is one. An `EarlyStopping`
+        ends the search for the number of epochs; a `Checkpoint` keeps the best network of the
+        search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -112,8 +113,8 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     classes_ : ndarray of shape (n_classes,)
         The classes; for a multilabel indicator the labels 0, 1, ....
     net_ : skorch.NeuralNet
-        The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.history`` its training on
-        all rows.
+        The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.module_.linear`` the linear
+        part that "auto" gives it, ``net_.history`` its training on all rows.
     n_iter_ : int
         Number of epochs of that training; 0 where `linear_only_`.
     loss_curve_ : list of float
@@ -123,7 +124,8 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         rows without dropout. Empty where the number of epochs was given.
     search_history_ : list of dict
         Where rows were held out, skorch's history of the search for the number of epochs: losses
-        of each epoch and what callbacks note beside them. Otherwise empty.
+        of each epoch and what callbacks note beside them; of one search after the other where
+        rows were held out in turn. Otherwise empty.
     linear_only_ : bool
         Whether the network is its linear part alone, because held-out rows did not say that the
         other layers gain anything. Their last layer is then zero, so `partial_fit` and
