@@ -34,7 +34,7 @@ from .data import (
     to_dtype,
 )
 from .modules import Architecture, FusionNet
-from .solvers import Training
+from .solvers import Solution, Training
 from .training import HeadNet
 
 
@@ -129,6 +129,12 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
         """Return what the weight of each row is multiplied by for its class."""
         return np.ones(len(counts))
 
+    def _even_out(
+        self, targets: Targets, counts: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """Return the factors of the rows' weights by which "auto" makes classes less unequal."""
+        return None
+
     @abstractmethod
     def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool
@@ -146,15 +152,14 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
     def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         known = self.net_.module_ if self.warm_start and hasattr(self, "net_") else None
         training = self._prepare(X, y, sample_weight, known, merge=self.solver == "auto")
-        net, losses, search = training.solve()
-        self._keep(net, losses, search, training.rows)
+        self._keep(training.solve(), training.rows)
 
     @uses_own_operators
     def _partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         if not hasattr(self, "net_"):
             training = self._prepare(X, y, sample_weight, None, merge=False)
             rows, seed = training.rows, training.seed
-            self._keep(training.untrained(), [], [], rows)
+            self._keep(Solution(training.untrained()), rows)
         else:
             rows, _ = self._read_rows(X, y, sample_weight, reset=False, merge=False)
             seed = self._draw_seed()
@@ -223,6 +228,7 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             blocks = {name: block[kept] for name, block in blocks.items()}
             targets, factors = targets.take(kept), factors[kept]
         weights = counts * factors
+        evened = self._even_out(targets, counts) if merge else None
         if reset:
             how = self.scale if self.solver == "auto" else None
             self.scalers_ = {
@@ -232,17 +238,23 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             # In the loss that says when to stop classes count the same, unless a dict says more.
             factors = np.ones(len(factors))
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        scaled, target, weights, balanced = (
+        if evened is None:
+            trained_on, balanced = weights, balance(counts, targets.codes, factors)
+        else:
+            trained_on = weights * evened
+            balanced = trained_on / trained_on.sum()
+        scaled, target, shares, balanced_shares, factor = (
             torch.from_numpy(array.astype(self.dtype, copy=False)).to(device)
             for array in (
                 self._scale(blocks, self.dtype),
                 self._transform_targets(targets.matrix, weights, reset=reset),
-                weights / weights.mean(),
-                balance(counts, targets.codes, factors),
+                trained_on / trained_on.mean(),
+                balanced,
+                np.ones(len(counts)) if evened is None else evened,
             )
         )
         codes = torch.from_numpy(targets.codes).to(device)
-        return Rows(scaled, target, weights, balanced, codes), targets.kind
+        return Rows(scaled, target, shares, balanced_shares, codes, factor), targets.kind
 
     def _scale(self, blocks: Mapping[str, NDArray[Any]], dtype: str) -> NDArray[Any]:
         """Return scaled blocks side by side; a missing one is zeros, its mean in training."""
@@ -278,18 +290,19 @@ class BaseFusionMLP(OwnOperatorsMixin, BaseEstimator, metaclass=ABCMeta):
             dropout=_dropouts(self.dropout, sizes),
             block_dropout=float(self.block_dropout),
             groups=tuple(map(tuple, groups)),
+            has_linear=self.solver == "auto",
         )
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 16))
 
-    def _keep(
-        self, net: HeadNet, losses: list[float], search: list[dict[str, Any]], rows: Rows
-    ) -> None:
-        self.net_ = net
+    def _keep(self, solution: Solution, rows: Rows) -> None:
+        self.net_ = net = solution.net
         self.n_iter_ = len(net.history)
-        self.validation_losses_ = losses
-        self.search_history_ = search
+        self.validation_losses_ = solution.losses
+        self.search_history_ = solution.search
+        self.linear_only_ = solution.is_linear_only
+        self.gain_ = solution.gain
         if self.operator == "gated":
             with torch.no_grad():
                 gates = net.module_.gates_of(rows.X)

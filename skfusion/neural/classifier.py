@@ -65,8 +65,10 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         Adam's.
     early_stopping : {"auto", True, False}, default="auto"
         Whether rows are held out to find the number of epochs; the network is then trained anew
-        on all rows for that number. "auto" does so with ``solver="auto"`` where there are more
-        rows than columns, and every class can spare a row and all together ten.
+        on all rows for that number. "auto" does so with ``solver="auto"``: a share of the rows
+        where there are more rows than columns, and every class can spare a row and all
+        together ten; a third at a time, all in turn, where they are fewer. With False "auto" is
+        trained until it fits its rows closely enough, and nothing asks whether that gains.
     validation_fraction : float, default=0.1
         Share of each class, or set of labels, that is held out. One row of each at least is
         trained on, and a class that is too small for the share keeps all rows.
@@ -91,11 +93,12 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         Of weights and inputs. Inputs of which rounding to it would blur a column stay as they are.
     callbacks : list of skorch callbacks or of (name, callback), or None, default=None
         They are copied for each training. Histories hold "train_loss", "valid_loss" where there
-        are rows for it (those held out, or with ``solver="auto"`` all rows without dropout), the
-        scores of `EpochScoring`, and with each "_best". In scorers classes are the positions of
-        the outputs, 0, 1, ..., and equal rows count once. Callbacks that monitor a validation
-        loss or score run only while there is one. An `EarlyStopping` ends the search for the
-        number of epochs; a `Checkpoint` keeps the best network of the search.
+        are rows for it (those held out, or with ``solver="auto"`` and ``early_stopping=False``
+        all rows without dropout), the scores of `EpochScoring`, and with each "_best". In scorers
+        classes are the positions of the outputs, 0, 1, ..., and equal rows count once. Callbacks
+        that monitor a validation loss or score run only while there is one. An `EarlyStopping`
+        ends the search for the number of epochs; a `Checkpoint` keeps the best network of the
+        search.
     warm_start : bool, default=False
         Whether `fit` goes on with the network of the last `fit`.
     random_state : int, RandomState instance or None, default=None
@@ -110,10 +113,10 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
     classes_ : ndarray of shape (n_classes,)
         The classes; for a multilabel indicator the labels 0, 1, ....
     net_ : skorch.NeuralNet
-        The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.history`` its training on
-        all rows.
+        The network: ``net_.module_`` is the `torch.nn.Module`, ``net_.module_.linear`` the linear
+        part that "auto" gives it, ``net_.history`` its training on all rows.
     n_iter_ : int
-        Number of epochs of that training.
+        Number of epochs of that training; 0 where `linear_only_`.
     loss_curve_ : list of float
         Its mean training loss, with dropout, after each epoch.
     validation_losses_ : list of float
@@ -121,7 +124,15 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         rows without dropout. Empty where the number of epochs was given.
     search_history_ : list of dict
         Where rows were held out, skorch's history of the search for the number of epochs: losses
-        of each epoch and what callbacks note beside them. Otherwise empty.
+        of each epoch and what callbacks note beside them; of one search after the other where
+        rows were held out in turn. Otherwise empty.
+    linear_only_ : bool
+        Whether the network is its linear part alone, because held-out rows did not say that the
+        other layers gain anything. Their last layer is then zero, so `partial_fit` and
+        `warm_start` may still train it. Always False with ``solver="paper"``.
+    gain_ : float
+        By how much the other layers lower the loss on rows held out, at the best number of
+        epochs; 0 where no number of epochs lowers it, and NaN where no row was held out.
     gates_ : ndarray of shape (n_blocks,)
         Mean weight of each block over the training rows, with ``operator="gated"``; see
         `compute_gates`.
@@ -147,20 +158,26 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
 
     Notes
     -----
-    ``solver="auto"`` trains the network of the paper but decides for how long. Rows that are equal
-    in input and target are made one, with their weights added, so that no text is on both sides
-    of a split. Neither the order in which rows are given nor rounding of the inputs matters.
+    ``solver="auto"`` adds a linear part to the paper's network: logits are a linear map of the
+    scaled blocks plus what the layers say. Rows that are equal in input and target are made one,
+    with their weights added, so that no text is on both sides of a split. Neither the order in
+    which rows are given nor rounding of the inputs matters.
 
-    - With fewer rows than columns, or where a class cannot spare a row, none is held out.
-      Penalised logistic regression on the scaled blocks is cross-validated, and training ends
-      when the network fits its rows as closely as the best of these fits its own, or somewhat
-      more closely: at a loss of τ max(1/2, τ / κ), with τ the regression's loss on its own rows
-      and κ that on held-out ones.
-    - Otherwise `validation_fraction` of them is held out until the loss on them falls no
-      more, and the network is trained anew on all rows for the best number of epochs.
+    - The linear part is penalised logistic regression, solved first. Rows weigh the square root
+      of the balanced weights, so that rare classes are found, unless ``class_weight="balanced"``.
+      The penalty has the least log-loss on held-out rows, each weighing as it was given; what
+      these do not bear out of the rare classes' higher odds is taken back, so that probabilities
+      stay calibrated.
+    - The last layer starts at zero, and the layers are trained beside the linear part, which
+      stays as it is. They are kept where the loss on rows held out falls by more than its
+      standard error, and trained anew on all rows for the best number of epochs. Otherwise the
+      linear part stays alone; `linear_only_` says so.
+    - With ``early_stopping=False`` no row is held out: training ends at a loss of τ max(1/2,
+      τ / κ), with τ the regression's loss on its own rows and κ that on held-out ones.
 
-    Classes count the same in these losses, whatever their size. Otherwise rare classes would be
-    given up to be more certain of the frequent ones.
+    The losses that decide about the layers weigh rows in the same way. Those of
+    ``solver="paper"`` with rows held out, and of labels, make classes, or sets of labels, count
+    the same whatever their size.
 
     A class whose rows all have weight 0 is never predicted: its probability is 0.
 
@@ -421,6 +438,12 @@ class FusionMLPClassifier(ClassifierMixin, BaseFusionMLP):
         else:
             factors = compute_sample_weight(self.class_weight, np.asarray(y))
         return factors
+
+    def _even_out(
+        self, targets: Targets, counts: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        is_even = self._multilabel or self.class_weight == "balanced"
+        return None if is_even else np.sqrt(targets.balance(counts))
 
     def _transform_targets(
         self, matrix: NDArray[np.float64], weights: NDArray[np.float64], *, reset: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,13 @@ class Rows(Dataset[Any]):
     weights: Tensor  # (n_samples,), of mean 1
     balanced: Tensor  # (n_samples,): weights in the loss that says when to stop; see `balance`
     codes: Tensor  # (n_samples,): classes that a split shares out
+    evened: Tensor  # (n_samples,): the factor in `weights` that brings classes closer together
 
     def __len__(self) -> int:
         return len(self.X)
 
     def __getitem__(self, index: Any) -> Rows:
-        tensors = (self.X, self.target, self.weights, self.balanced, self.codes)
-        return Rows(*[tensor[index] for tensor in tensors])
+        return Rows(*[getattr(self, field.name)[index] for field in fields(self)])
 
     def reweighted(self) -> Rows:
         """Return the rows with a mean weight of 1, and balanced ones that add up to 1, again."""

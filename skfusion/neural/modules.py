@@ -61,6 +61,19 @@ LOSSES: dict[Kind, Loss] = {
 
 
 @dataclass(frozen=True)
+class LinearMap:
+    """Logits X @ weight.T + bias."""
+
+    weight: Tensor  # (n_outputs, n_features)
+    bias: Tensor  # (n_outputs,)
+
+    @classmethod
+    def zeros(cls, n_outputs: int, n_features: int) -> LinearMap:
+        """Return the map to zeros."""
+        return cls(torch.zeros(n_outputs, n_features), torch.zeros(n_outputs))
+
+
+@dataclass(frozen=True)
 class Architecture:
     """What decides the shapes of a `FusionNet`."""
 
@@ -74,6 +87,8 @@ class Architecture:
     block_dropout: float = 0.0
     #: Blocks that are mixed into one first (layers of one model); a group of one stays itself.
     groups: tuple[tuple[int, ...], ...] = ()
+    #: Whether a linear map of the scaled blocks is added to what the hidden layers say.
+    has_linear: bool = False
 
     @property
     def mixed_widths(self) -> list[int]:
@@ -108,6 +123,9 @@ class FusionNet(nn.Module):
         self.hidden = nn.ModuleList(map(_linear, sizes[:-1], sizes[1:]))
         self.out = _linear(sizes[-1], a.n_outputs)
         self.reset_parameters(generator)
+        self.linear = _linear(sum(a.widths), a.n_outputs) if a.has_linear else None
+        if self.linear is not None:
+            self.set_linear(LinearMap.zeros(a.n_outputs, sum(a.widths)))
         n, is_gated = len(a.groups), a.operator == "gated"
         self.gate = nn.Parameter(torch.zeros(n * a.n_components, n)) if is_gated else None
         mixes = [nn.Parameter(torch.zeros(len(group))) for group in a.groups if len(group) > 1]
@@ -127,6 +145,30 @@ class FusionNet(nn.Module):
             layer.weight.uniform_(-bound, bound, generator=generator)
             layer.bias.uniform_(-bound, bound, generator=generator)
 
+    @torch.no_grad()
+    def set_linear(self, linear: LinearMap) -> None:
+        """Set the linear part."""
+        assert self.linear is not None
+        self.linear.weight.copy_(linear.weight)
+        self.linear.bias.copy_(linear.bias)
+
+    @torch.no_grad()
+    def shift_linear(self, shift: Tensor) -> None:
+        """Add to the linear part's intercepts."""
+        assert self.linear is not None
+        self.linear.bias.add_(shift)
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Make the last layer zero, so that the linear part speaks alone."""
+        self.out.weight.zero_()
+        self.out.bias.zero_()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the linear part speaks alone."""
+        return not bool(self.out.weight.any() or self.out.bias.any())
+
     def forward(
         self, X: Tensor, present: Tensor | None = None, dropout: Sequence[Tensor] = ()
     ) -> Tensor:
@@ -141,7 +183,7 @@ class FusionNet(nn.Module):
             if dropout:
                 H = H * dropout[i]
         logits: Tensor = self.out(H)
-        return logits
+        return logits if self.linear is None else logits + self.linear(self.hide(X, present))
 
     def fuse(self, X: Tensor, present: Tensor | None = None) -> Tensor:
         """Return the fused vectors; a missing block counts as zeros, the training mean."""
@@ -176,6 +218,15 @@ class FusionNet(nn.Module):
         if present is None:
             return blocks
         return [E * present[..., i : i + 1] for i, E in enumerate(blocks)]
+
+    def hide(self, X: Tensor, present: Tensor | None = None) -> Tensor:
+        """Make missing blocks zeros."""
+        if present is None:
+            return X
+        a = self.architecture
+        at = {i: group for group, members in enumerate(a.groups) for i in members}
+        of_column = [at[i] for i, width in enumerate(a.widths) for _ in range(width)]
+        return X * present[..., of_column]
 
     def gates(self, projected: Sequence[Tensor], present: Tensor | None = None) -> Tensor:
         """Return the softmax weights (n_samples, n_blocks) of "gated" from projected blocks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,17 @@ from .._targets import Kind
 from ..fusion.projection import LinearProjection, add_bias
 from ..fusion.registry import find_operator
 from .data import Rows
-from .fit_level import target_training_loss
 from .modules import LOSSES, Architecture, FusionNet
-from .training import HeadNet, Settings, StopRule, copy_callbacks, make_net, train
+from .penalised import Regression, is_alone, solve_regression, stratified_folds
+from .training import (
+    HeadNet,
+    Settings,
+    StopRule,
+    copy_callbacks,
+    make_net,
+    row_losses,
+    train,
+)
 
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
 _EPOCHS = 120  # the paper's
@@ -26,7 +35,73 @@ _PATIENCE = 20  # steps without a gain on held-out rows, but no less than ...
 _LEAST_PATIENCE = 3  # ... epochs
 _TARGET_PATIENCE = 200  # steps without a gain on the rows themselves: rare classes lose at first
 _LR_FACTOR = 10  # "auto" takes few steps from a good start, the paper many from a random one
+_N_FOLDS, _FOLD_PATIENCE = 3, 10  # where rows are few
 _TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A trained network and how the number of epochs was found."""
+
+    net: HeadNet
+    losses: list[float] = field(default_factory=list)  # that decided when to stop
+    search: list[dict[str, Any]] = field(default_factory=list)  # skorch's history of it
+    is_linear_only: bool = False
+    gain: float = math.nan  # by which training lowers the loss of held-out rows
+
+
+@dataclass
+class Search:
+    """Held-out losses of networks that start at their regression, and whether they gain."""
+
+    rules: list[StopRule] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)  # of the held-out rows of each
+    history: list[dict[str, Any]] = field(default_factory=list)
+    interrupted: HeadNet | None = None
+
+    def add(self, rule: StopRule, weights: Tensor, history: list[dict[str, Any]]) -> None:
+        """Note one training."""
+        self.rules.append(rule)
+        self.weights.append(weights)
+        self.history += history
+
+    def _per_row(self) -> Tensor:
+        """Return the losses (n_epochs + 1, n_rows), as far as all trainings went."""
+        n = min(len(rule.per_row) for rule in self.rules)
+        return torch.cat([torch.stack(rule.per_row[:n]) for rule in self.rules], dim=1)
+
+    def _shares(self) -> Tensor:
+        weights = torch.cat(self.weights)
+        return weights / weights.sum()
+
+    @property
+    def losses(self) -> list[float]:
+        """Return the mean after each epoch."""
+        if len(self.rules) == 1:
+            return self.rules[0].losses
+        return (self._per_row() @ self._shares())[1:].tolist() if self.rules else []
+
+    @property
+    def best_epoch(self) -> int:
+        """Return the number of epochs with the least loss, 0 for the regression alone."""
+        return int((self._per_row() @ self._shares()).argmin()) if self.rules else 0
+
+    @property
+    def gain(self) -> float:
+        """Return by how much the best number of epochs lowers the loss."""
+        return float(self._gains() @ self._shares()) if self.rules else math.nan
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the gain is above its standard error."""
+        if self.best_epoch == 0:
+            return False
+        error = (self._shares() * (self._gains() - self.gain)).norm()
+        return self.gain > float(error)
+
+    def _gains(self) -> Tensor:
+        losses = self._per_row()
+        return losses[0] - losses[self.best_epoch]
 
 
 @dataclass(frozen=True)
@@ -48,33 +123,114 @@ class Training:
     callbacks: Sequence[Any]
     verbose: int
 
-    def solve(self) -> tuple[HeadNet, list[float], list[dict[str, Any]]]:
-        """Return the trained network, the losses that decided when to stop, and the search.
+    def solve(self) -> Solution:
+        """Return the trained network, and how it was found out for how long to train.
 
-        With rows held out it is trained twice: to find the number of epochs, and then on all rows
-        for that number. Otherwise "auto" trains until the rows are fitted as closely as
-        `target_training_loss` says, and "paper" for all epochs. Of the search skorch's history is
-        returned, without batches.
+        "paper" trains for all epochs, or, with rows held out, for the best number of them. So
+        does "auto" when it goes on with known weights; otherwise it starts at the penalised
+        regression, and asks held-out rows first whether there is more to learn.
         """
-        start, rows, held = self._start(), self.rows, self._hold_out()
+        if self.solver == "auto" and self.start is None:
+            return self._solve_from_regression()
+        held = self._hold_out()
         if held is not None:
-            kept = rows[~held].reweighted()
-            settings = self._settings(len(kept), seed=self.seed + 3)
-            rule = StopRule(_patience(settings, len(kept), _PATIENCE))
-            net, was_interrupted = self._train(
-                start, kept, settings, rule, rows[held].reweighted()
-            )
-            search = [{k: v for k, v in epoch.items() if k != "batches"} for epoch in net.history]
-            if not was_interrupted:
-                settings = self._settings(len(rows), seed=self.seed + 4, epochs=rule.best_epoch)
-                net, _ = self._train(start, rows, settings, None, again=True)
-            return net, rule.losses, search
-        settings = self._settings(len(rows), seed=self.seed + 4)
+            return self._solve_held_out(held)
+        settings = self._settings(len(self.rows), seed=self.seed + 4)
         if self.solver == "paper":
-            return self._train(start, rows, settings, None)[0], [], []
-        loss = target_training_loss(rows, LOSSES[self.kind], self._generator(1))
-        rule = StopRule(_patience(settings, len(rows), _TARGET_PATIENCE), loss)
-        return self._train(start, rows, settings, rule, rows)[0], rule.losses, []
+            return Solution(self._train(self._start(), self.rows, settings, None)[0])
+        level = solve_regression(self.rows, LOSSES[self.kind], [], self._generator(1)).level
+        return self._solve_to_level(self._start(), level)
+
+    def _solve_held_out(self, held: Tensor) -> Solution:
+        """Train twice: to find the number of epochs, and then on all rows for that number."""
+        start, rows = self._start(), self.rows
+        kept = rows[~held].reweighted()
+        settings = self._settings(len(kept), seed=self.seed + 3)
+        rule = StopRule(_patience(settings, len(kept), _PATIENCE))
+        net, was_interrupted = self._train(start, kept, settings, rule, rows[held].reweighted())
+        search = _epochs(net)
+        if not was_interrupted:
+            settings = self._settings(len(rows), seed=self.seed + 4, epochs=rule.best_epoch)
+            net, _ = self._train(start, rows, settings, None, again=True)
+        return Solution(net, rule.losses, search)
+
+    def _solve_to_level(
+        self, start: FusionNet, level: float, *, keeps_linear: bool = False
+    ) -> Solution:
+        """Train until all rows are fitted as closely as the level says."""
+        settings = self._settings(len(self.rows), seed=self.seed + 4)
+        rule = StopRule(_patience(settings, len(self.rows), _TARGET_PATIENCE), level)
+        net, _ = self._train(
+            start, self.rows, settings, rule, self.rows, keeps_linear=keeps_linear
+        )
+        return Solution(net, rule.losses)
+
+    def _solve_from_regression(self) -> Solution:
+        """Start at the penalised regression; the other layers stay where held-out rows gain."""
+        start, splits = self._start(), self._splits()
+        start.silence()
+        regression = solve_regression(self.rows, LOSSES[self.kind], splits, self._generator(1))
+        start.set_linear(regression.full)
+        if self.early_stopping is False:
+            solution = self._solve_to_level(start, regression.level, keeps_linear=True)
+        else:
+            solution = self._solve_searched(start, self._search(start, regression, splits))
+        module = solution.net.module_
+        module.shift_linear(regression.shift)
+        return replace(solution, is_linear_only=module.is_silent)
+
+    def _solve_searched(self, start: FusionNet, search: Search) -> Solution:
+        """Train for the best number of epochs, or not at all where it does not gain."""
+        settings = self._settings(len(self.rows), seed=self.seed + 4, epochs=search.best_epoch)
+        if search.interrupted is not None:
+            net = search.interrupted
+        elif search.is_worth_it:
+            net, _ = self._train(start, self.rows, settings, None, again=True, keeps_linear=True)
+        else:
+            net = make_net(start, settings, self._copy_callbacks(settings, None, again=True))
+        return Solution(net, search.losses, search.history, gain=search.gain)
+
+    def _search(
+        self, start: FusionNet, regression: Regression, splits: Sequence[Tensor]
+    ) -> Search:
+        """Train without each split in turn, as long as it gains on the held-out rows."""
+        rows, search = self.rows, Search()
+        patience = _PATIENCE if len(splits) == 1 else _FOLD_PATIENCE
+        start = copy.deepcopy(start)
+        for held, linear in zip(splits, regression.without, strict=True):
+            start.set_linear(linear)
+            kept, validation = rows[~held].reweighted(), rows[held].reweighted()
+            settings = self._settings(len(kept), seed=self.seed + 3)
+            first = row_losses(start, validation, self.kind)
+            rule = StopRule(
+                _patience(settings, len(kept), patience),
+                first=float(validation.balanced @ first),
+                per_row=[first],
+            )
+            net, was_interrupted = self._train(
+                start, kept, settings, rule, validation, keeps_linear=True
+            )
+            search.add(rule, rows.balanced[held], _epochs(net))
+            if was_interrupted:
+                search.interrupted = net
+            if was_interrupted or search.best_epoch == 0:
+                break
+        return search
+
+    def _splits(self) -> list[Tensor]:
+        """Return which rows to hold out, one time after the other, to see if training gains."""
+        if self.early_stopping is False:
+            return []
+        held = self._hold_out()
+        if held is not None:
+            return [held]
+        # Too few rows to give up some: each is held out once, but for classes of one row.
+        known = ~is_alone(self.rows.codes)
+        if int(known.sum()) < _LEAST_HELD_OUT:
+            return []
+        folds = stratified_folds(self.rows.codes, _N_FOLDS, self._generator(2))
+        splits = [(folds == fold) & known for fold in range(_N_FOLDS)]
+        return [held for held in splits if held.any()]
 
     def untrained(self) -> HeadNet:
         """Return the network that `partial_fit` starts from."""
@@ -90,9 +246,10 @@ class Training:
         validation: Rows | None = None,
         *,
         again: bool = False,
+        keeps_linear: bool = False,
     ) -> tuple[HeadNet, bool]:
         callbacks = self._copy_callbacks(settings, rule, again=again)
-        return train(start, rows, settings, rule, callbacks, validation)
+        return train(start, rows, settings, rule, callbacks, validation, keeps_linear=keeps_linear)
 
     def _copy_callbacks(
         self, settings: Settings, rule: StopRule | None, *, again: bool
@@ -155,6 +312,11 @@ class Training:
                 f"early_stopping='auto', a larger validation_fraction, or more rows."
             )
         return held if wanted is True or (can_spare and n_held >= _LEAST_HELD_OUT) else None
+
+
+def _epochs(net: HeadNet) -> list[dict[str, Any]]:
+    """Return skorch's history without batches."""
+    return [{k: v for k, v in epoch.items() if k != "batches"} for epoch in net.history]
 
 
 def _patience(settings: Settings, n_rows: int, steps: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -45,7 +46,10 @@ class StopRule:
 
     patience: int  # epochs without a new least loss
     target_loss: float | None = None  # of the training rows; None where rows are held out
+    first: float = math.inf  # the loss before the first epoch, where it counts
     losses: list[float] = field(default_factory=list)
+    #: Of each held-out row, before the first epoch and after each; where that is asked for.
+    per_row: list[Tensor] = field(default_factory=list)
 
     def add(self, loss: float) -> bool:
         """Note the loss after an epoch; return whether it is the least yet."""
@@ -55,7 +59,9 @@ class StopRule:
     @property
     def best_epoch(self) -> int:
         """Return the number of epochs with the least loss; 0 before the first."""
-        return self.losses.index(min(self.losses)) + 1 if self.losses else 0
+        if not self.losses or self.first <= min(self.losses):
+            return 0
+        return self.losses.index(min(self.losses)) + 1
 
     @property
     def is_over(self) -> bool:
@@ -214,6 +220,8 @@ def check_shapes(a: Architecture, weights: Mapping[str, Tensor]) -> None:
     sizes, n = [len(weights["shift"]), *a.hidden_layer_sizes, a.n_outputs], len(a.groups)
     layers = [*(f"hidden.{i}" for i in range(len(a.hidden_layer_sizes))), "out"]
     wanted = dict(zip(layers, zip(sizes[1:], sizes[:-1], strict=True), strict=True))
+    if a.has_linear:
+        wanted["linear"] = (a.n_outputs, sum(a.widths))
     if a.operator != "concat":
         wanted |= {f"projections.{i}": (a.n_components, w) for i, w in enumerate(a.mixed_widths)}
     shapes = {name.removesuffix(".weight"): tuple(w.shape) for name, w in weights.items()}
@@ -243,12 +251,20 @@ class _CheckLoss(Callback):
 class _Stop(Callback):
     """Notes losses for a `StopRule`, before other callbacks, and keeps the best held-out one's."""
 
-    def __init__(self, rule: StopRule) -> None:
-        self.rule = rule
+    def __init__(self, rule: StopRule, validation: Rows | None) -> None:
+        self.rule, self.validation = rule, validation
         self.best: dict[str, Tensor] | None = None
+
+    def on_train_begin(self, net: HeadNet, **_: Any) -> None:
+        """Keep the weights at the start, if they count."""
+        if self.rule.per_row:
+            self.best = copy.deepcopy(net.module_.state_dict())
 
     def on_epoch_end(self, net: HeadNet, **_: Any) -> None:
         """Note the loss."""
+        if self.rule.per_row and self.validation is not None:
+            kind = net.criterion__kind
+            self.rule.per_row.append(row_losses(net.module_, self.validation, kind))
         if self.rule.add(net.history[-1, "valid_loss"]) and self.rule.target_loss is None:
             self.best = copy.deepcopy(net.module_.state_dict())
 
@@ -264,6 +280,13 @@ class _End(Callback):
         self.n_epochs += 1
         if self.rule is not None and self.rule.is_over:
             raise KeyboardInterrupt
+
+
+@torch.no_grad()
+def row_losses(module: FusionNet, rows: Rows, kind: Kind) -> Tensor:
+    """Return the loss of each row."""
+    logits = torch.cat([module(chunk) for chunk in torch.split(rows.X, CHUNK)])
+    return LOSSES[kind].per_row(logits, rows.target)
 
 
 class _EpochBar(Callback):
@@ -371,20 +394,28 @@ def train(
     rule: StopRule | None,
     callbacks: Sequence[Any],
     validation: Rows | None = None,
+    *,
+    keeps_linear: bool = False,
 ) -> tuple[HeadNet, bool]:
     """Return a network trained from `start`, and whether Ctrl-C, or what looks like it, ended it.
 
     A rule goes by the loss on the `validation` rows, which scores of callbacks are of, too. If
     its search for the number of epochs was interrupted, the network has the best weights.
+    `keeps_linear` leaves the linear part as it is.
     """
-    stop = None if rule is None else _Stop(rule)
+    stop = None if rule is None else _Stop(rule, validation)
     end = _End(rule)
     first = [] if stop is None else [(_STOP, stop)]
     net = make_net(start, settings, [*first, *callbacks, (_END, end)])
     if validation is not None:
         net.train_split = predefined_split(HeadData(validation, settings.kind))
+    linear = net.module_.linear
     if settings.epochs:
+        if linear is not None:
+            linear.requires_grad_(not keeps_linear)
         net.partial_fit(rows)
+        if linear is not None:
+            linear.requires_grad_(True)
     # They hold rows, which are no part of the net, and say nothing about a later partial_fit.
     net.train_split = None
     net.callbacks = [entry for entry in net.callbacks if _callback(entry) not in (stop, end)]

@@ -92,11 +92,12 @@ def fused_by_hand(head: Any, weights: dict[str, Any], blocks: list[Any]) -> Any:
 
 
 def logits_by_hand(head: Any, blocks: list[Any]) -> Any:
-    weights = weights_of(head)
+    weights, X = weights_of(head), np.hstack(blocks)
     H = (fused_by_hand(head, weights, blocks) - weights["shift"]) * weights["factor"]
     for i in range(len(head.hidden_layer_sizes)):
         H = np.maximum(layer(weights, f"hidden.{i}", H), 0)
-    return layer(weights, "out", H)
+    logits = layer(weights, "out", H)
+    return logits + layer(weights, "linear", X) if "linear.weight" in weights else logits
 
 
 # --- what the network computes ----------------------------------------------------------------

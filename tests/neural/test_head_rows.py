@@ -114,7 +114,10 @@ def test_what_single_precision_cannot_tell_apart_stays_double(rng):
 
 def held_out(codes: Any, fraction: float, early_stopping: bool | str = True) -> Any:
     n = len(codes)
-    rows = Rows(torch.zeros(n, 1), torch.zeros(n, 2), *[torch.ones(n)] * 2, torch.tensor(codes))
+    rows = Rows(
+        torch.zeros(n, 1), torch.zeros(n, 2), *[torch.ones(n)] * 2, torch.tensor(codes),
+        torch.ones(n),
+    )  # fmt: skip
     training = solvers.Training(
         architecture=Architecture(widths=(1,), n_outputs=2), kind="multiclass", rows=rows, seed=0,
         start=None, solver="auto", lr=1e-3, weight_decay=0.0, batch_size=10, max_epochs=1,

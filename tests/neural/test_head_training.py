@@ -20,14 +20,14 @@ from skorch.utils import params_for
 
 from skfusion import EmbeddingBlocks, FusionMLPClassifier, FusionMLPRegressor
 from skfusion.neural.data import Rows, balance, merge_rows
-from skfusion.neural.fit_level import (
+from skfusion.neural.modules import LOSSES
+from skfusion.neural.penalised import (
     _minimise,
     _predict,
+    solve_regression,
     stratified_folds,
-    target_training_loss,
     to_basis,
 )
-from skfusion.neural.modules import LOSSES
 from skfusion.neural.training import StopRule
 
 SMALL: dict[str, Any] = {
@@ -44,12 +44,18 @@ EITHER_SHAPE = pytest.mark.parametrize("width", [4, 100])  # both ways of stoppi
 def as_rows(X: Any, y: Any, weights: Any = None) -> Rows:
     counts = np.ones(len(y)) if weights is None else weights
     shares = balance(counts, y, np.ones(len(y)))
-    arrays = [X, np.eye(y.max() + 1)[y], counts / counts.mean(), shares, y]
+    arrays = [X, np.eye(y.max() + 1)[y], counts / counts.mean(), shares, y, np.ones(len(y))]
     return Rows(*[torch.from_numpy(np.ascontiguousarray(array)) for array in arrays])
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def crossed(n: int, width: int = 2, seed: int = 0) -> tuple[Any, Any]:
+    """Two classes that no line separates, by the signs of the first two columns."""
+    X = np.random.default_rng(seed).uniform(-1, 1, size=(n, width))
+    return X, (X[:, 0] * X[:, 1] > 0).astype(int)
 
 
 def losses(head: Any, name: str = "train_loss") -> list[float]:
@@ -97,8 +103,10 @@ def test_a_basis_is_the_rows_turned(width):
 def test_noise_is_to_be_fitted_less_closely_than_signal(rng):
     X, y = three_classes(60, 100)
     X[:, :3] *= 20
-    signal = target_training_loss(as_rows(X, y), LOSSES["multiclass"], generator())
-    noise = target_training_loss(as_rows(X, rng.permutation(y)), LOSSES["multiclass"], generator())
+    signal, noise = (
+        solve_regression(as_rows(X, labels), LOSSES["multiclass"], [], generator()).level
+        for labels in (y, rng.permutation(y))
+    )
     assert 0 < signal < 0.7 < noise < np.log(3) + 1e-3
 
 
@@ -174,7 +182,8 @@ def test_the_order_of_rows_does_not_matter(width, estimator, rng):
     np.testing.assert_array_equal(
         head.fit(X, y).predict(X), head.fit(X[order], y[order]).predict(X)
     )
-    np.testing.assert_allclose(losses(head), losses(head.fit(X, y)), atol=1e-5)
+    found = head.validation_losses_
+    np.testing.assert_allclose(found, head.fit(X, y).validation_losses_, atol=1e-5)
 
 
 # --- when to stop -----------------------------------------------------------------------------
@@ -199,25 +208,29 @@ def test_the_stop_rule_ends_at_a_target():
     assert stop_rule(9, 0.5, [3.0, 0.5]).is_over
 
 
-def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_counts_classes_alike():
+def test_the_loss_that_says_when_to_stop_is_of_all_rows_and_balanced_where_that_is_asked_for():
     X, y = three_classes(60, 100)
     y[y == 1] = 0  # one class of 40, one of 20
-    head = FusionMLPClassifier(**{**BRIEF, "max_epochs": 3}).fit(X, y)
+    settings = {**BRIEF, "max_epochs": 3, "early_stopping": False}
+    head = FusionMLPClassifier(class_weight="balanced", **settings).fit(X, y)
     row_losses = -np.log(head.predict_proba(X)[np.arange(60), y // 2])
     by_class = [row_losses[y == k].mean() for k in (0, 2)]
     assert head.validation_losses_[-1] == pytest.approx(np.mean(by_class), rel=1e-4)
 
 
-def test_with_fewer_rows_than_columns_training_ends_at_a_level():
+def test_with_no_row_held_out_training_ends_at_a_level():
     X, y = three_classes(40, 60)
-    head = FusionMLPClassifier(**{**SMALL, "lr": 5e-4, "dropout": 0.0}).fit(X, y)
+    settings = {**SMALL, "lr": 5e-4, "dropout": 0.0, "early_stopping": False}
+    head = FusionMLPClassifier(**settings).fit(X, y)
+    assert not head.linear_only_ and np.isnan(head.gain_)
     assert len(head.validation_losses_) == head.n_iter_ == len(head.net_.history)
     assert head.validation_losses_[-1] < min(head.validation_losses_[:-1])
 
 
 def test_with_more_rows_the_best_number_of_epochs_is_used_on_all():
-    X, y = three_classes(120)
+    X, y = crossed(200)
     head = FusionMLPClassifier(**{**SMALL, "lr": 1e-3}).fit(X, y)
+    assert not head.linear_only_
     assert head.n_iter_ == np.argmin(head.validation_losses_) + 1 < len(head.validation_losses_)
     assert len(head.net_.history) == head.n_iter_
     assert "valid_loss" not in head.net_.history[-1]
@@ -236,17 +249,16 @@ def test_early_stopping_that_holds_out_no_row_says_so():
 @EITHER_SHAPE
 def test_equal_seeds_give_equal_results_and_others_do_not(solver, width):
     X, y = three_classes(width=width)
+    settings = {**BRIEF, "solver": solver, "early_stopping": False, "lr": 1e-3}
     one, same, other = (
-        FusionMLPClassifier(solver=solver, **{**BRIEF, "random_state": seed}).fit(X, y)
-        for seed in (3, 3, 4)
+        FusionMLPClassifier(**{**settings, "random_state": seed}).fit(X, y) for seed in (3, 3, 4)
     )
     np.testing.assert_array_equal(one.predict_proba(X), same.predict_proba(X))
     assert losses(one) == losses(same)
     assert not np.allclose(one.predict_proba(X), other.predict_proba(X), atol=1e-4)
     drawn = np.random.RandomState(3)
     first, second = (
-        FusionMLPClassifier(solver=solver, **{**BRIEF, "random_state": drawn}).fit(X, y)
-        for _ in range(2)
+        FusionMLPClassifier(**{**settings, "random_state": drawn}).fit(X, y) for _ in range(2)
     )
     np.testing.assert_array_equal(one.predict_proba(X), first.predict_proba(X))
     assert not np.allclose(one.predict_proba(X), second.predict_proba(X), atol=1e-4)
@@ -331,12 +343,15 @@ def test_an_interruption_leaves_a_network(solver, early_stopping, in_batch):
     assert head.predict(X).shape == (90,)
 
 
-def test_an_interrupted_search_leaves_the_best_weights(rng):
-    X, y = three_classes(80)
+def test_an_interrupted_search_leaves_the_best_weights():
+    X, y = crossed(200)
     KeepWeights.kept.clear()
     head = FusionMLPClassifier(
-        early_stopping=True, callbacks=[KeepWeights(), InterruptAt(12)], **{**SMALL, "lr": 1e-2}
-    ).fit(X, rng.permutation(y))  # nothing to learn: the first epochs are the best
+        class_weight="balanced",  # no odds to take back at the end
+        early_stopping=True,
+        callbacks=[KeepWeights(), InterruptAt(12)],
+        **{**SMALL, "lr": 0.05},
+    ).fit(X, y)  # the steps are so large that the last epoch is not the best
     best = int(np.argmin(head.validation_losses_))
     assert len(head.validation_losses_) == len(KeepWeights.kept) > best + 1
     for name, weight in head.net_.module_.state_dict().items():
@@ -369,8 +384,9 @@ def test_an_early_stopping_of_skorch_ends_the_search(solver, rng):
     assert head.validation_losses_
     assert len(head.validation_losses_) == np.argmin(head.validation_losses_) + 1 + 2
     # What was found is used on all rows, as without the callback.
-    assert head.n_iter_ == np.argmin(head.validation_losses_) + 1
-    assert "valid_loss" not in head.net_.history[-1]
+    best = 0 if head.linear_only_ else np.argmin(head.validation_losses_) + 1
+    assert head.n_iter_ == len(head.net_.history) == best
+    assert not any("valid_loss" in epoch for epoch in head.net_.history)
 
 
 def test_callbacks_on_a_validation_loss_do_not_run_without_one():
@@ -385,7 +401,7 @@ def test_callbacks_on_a_validation_loss_do_not_run_without_one():
 @BOTH
 def test_the_history_tells_each_epoch(solver):
     X, y = three_classes(60, 100)
-    head = FusionMLPClassifier(solver=solver, **BRIEF).fit(X, y)
+    head = FusionMLPClassifier(solver=solver, early_stopping=False, **BRIEF).fit(X, y)
     assert list(head.net_.history[:, "epoch"]) == list(range(1, head.n_iter_ + 1))
     assert np.isfinite(losses(head)).all()
     assert head.loss_curve_ == losses(head)

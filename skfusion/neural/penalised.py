@@ -1,4 +1,4 @@
-"""The training loss to stop at: that of penalised regression, its strength cross-validated.
+"""Penalised regression: the linear part of a network, its strength cross-validated.
 
 The objective over the rows (weights w_i, which add up to N) is
 
@@ -9,11 +9,15 @@ chosen by, are solved at the same time as columns of one matrix product: in the 
 singular vectors a diagonal matrix bounds the loss's curvature (Böhning, Annals of the Institute of
 Statistical Mathematics 44, 1992), so accelerated gradient steps (Nesterov, 1983; with the restarts
 of O'Donoghue and Candès, 2015) need no line search.
+
+Weights that bring classes closer together move the odds of a class by its factor. What of that
+the held-out rows do not bear out is taken back from the intercepts, so probabilities stay right.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +25,12 @@ from torch import Tensor
 
 from ..linear.spectrum import spectrum
 from .data import Rows
-from .modules import Loss
+from .modules import LinearMap, Loss
 
 #: Values of λ, the strongest first; columns have variance 1.
 PATH = tuple(10.0 ** (k / 2) for k in range(3, -9, -1))
+#: How much of the classes' log factors may be taken back; of equals the first.
+_TAKEN_BACK = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PATH_STEPS = 100
 _FINAL_STEPS = 400
 _TOLERANCE = 1e-5
@@ -42,37 +48,70 @@ class Basis:
 
     rows: Tensor  # (n_samples, rank)
     variances: Tensor  # (rank,)
+    mean: Tensor  # (n_features,)
+    axes: Tensor  # (n_features, rank): rows = (X - mean) @ axes
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The penalised regression of all rows, and those without each of some splits."""
+
+    full: LinearMap
+    without: tuple[LinearMap, ...]
+    level: float  # the loss, weighted by ``rows.balanced``, that a network may be trained to
+    shift: Tensor  # (n_outputs,): what logits need to be added at the end
 
 
 def to_basis(X: Tensor, weights: Tensor) -> Basis:
     """Return rows (n_samples, n_features) with weights of mean 1 as coordinates."""
     n = len(X)
+    mean = weights @ X / n
     factors = (weights / n).sqrt()[:, None].double()
     # In double precision: a Gram matrix has the condition of the rows squared.
-    scaled = (X - weights @ X / n).double() * factors
+    scaled = (X - mean).double() * factors
     found = spectrum(scaled.cpu().numpy())
     keep = found.eigenvalues > found.eigenvalues.max(initial=0) * _RANK_TOLERANCE
-    rows = torch.from_numpy(found.basis[:, keep]).to(factors) / factors
-    return Basis(rows.to(X), torch.from_numpy(found.eigenvalues[keep]).to(X))
+    rows = torch.from_numpy(found.basis[:, keep]).to(factors)
+    variances = torch.from_numpy(found.eigenvalues[keep]).to(factors)
+    axes = scaled.T @ rows / variances
+    return Basis((rows / factors).to(X), variances.to(X), mean, axes.to(X))
 
 
-def target_training_loss(rows: Rows, loss: Loss, generator: torch.Generator) -> float:
-    """Return the loss, weighted by ``rows.balanced``, that a network should be trained to.
+def solve_regression(
+    rows: Rows, loss: Loss, splits: Sequence[Tensor], generator: torch.Generator
+) -> Regression:
+    """Return the regression with the λ that has the least held-out loss κ.
 
-    λ is the one with the least held-out loss κ; the regression with it has the loss τ on its own
-    rows. A network that fits them as closely is regularised as much as the data ask for. It may
-    go somewhat below, τ · max(1/2, τ / κ), because it fits where it has learnt something.
+    Where a network is trained until it fits its rows closely enough, the regression's loss τ on
+    its own rows says how closely that is: as much as the data ask for. It may go somewhat below,
+    τ · max(1/2, τ / κ), because it fits where it has learnt something. Both losses are weighted
+    by ``rows.balanced``.
     """
     basis = to_basis(rows.X, rows.weights)
-    held_out = _held_out_losses(basis, rows, loss, generator)
-    decay = rows.X.new_tensor([PATH[int(held_out.argmin())]])
-    V, c = _minimise(basis, rows.target, rows.weights[:, None], loss, decay, steps=_FINAL_STEPS)
+    held, logits = _held_out_logits(basis, rows, loss, generator)
+    decay, shift = _choose(rows, held, logits, loss)
+    kept = torch.stack([torch.ones_like(rows.weights), *[(~s).to(rows.X) for s in splits]], dim=1)
+    V, c = _minimise(
+        basis,
+        rows.target,
+        rows.weights[:, None] * kept,
+        loss,
+        rows.X.new_tensor([PATH[decay]]).repeat(kept.shape[1]),
+        steps=_FINAL_STEPS,
+    )
+    weights = (basis.axes @ V.flatten(1)).reshape(-1, *V.shape[1:])  # (n_features, M, C)
+    maps = [LinearMap(weights[:, m].T, c[m] - basis.mean @ weights[:, m]) for m in range(len(c))]
     own = loss.per_row(_predict(basis.rows, V, c)[:, 0], rows.target) @ rows.balanced
-    return float(own * (own / held_out.min()).clamp(0.5, 1))
+    balanced = rows.balanced[held] / rows.balanced[held].sum()
+    unseen = balanced @ loss.per_row(logits[:, decay], rows.target[held])
+    level = float(own * (own / unseen).clamp(0.5, 1))
+    return Regression(maps[0], tuple(maps[1:]), level, shift)
 
 
-def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Generator) -> Tensor:
-    """Return the loss of each λ of `PATH` on rows by the fit without their fold."""
+def _held_out_logits(
+    basis: Basis, rows: Rows, loss: Loss, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return positions of rows and their logits (n, n_λ, C), each by fits without its fold."""
     folds = stratified_folds(rows.codes, min(_N_FOLDS, len(rows)), generator)
     n_used = min(max(1, _MOST_ENTRIES // rows.target.numel()), int(folds.max()) + 1)
     used = torch.arange(n_used, device=folds.device)
@@ -86,13 +125,33 @@ def _held_out_losses(basis: Basis, rows: Rows, loss: Loss, generator: torch.Gene
         steps=_PATH_STEPS,
     )
     logits = _predict(basis.rows, V, c).reshape(len(rows), len(used), len(PATH), -1)
-    # A class of one row cannot be known without it, and would make the strongest λ look best.
-    is_held, is_alone = folds < len(used), torch.bincount(rows.codes)[rows.codes] == 1
-    held = torch.nonzero(is_held & ~is_alone)[:, 0]
+    is_held = folds < len(used)
+    held = torch.nonzero(is_held & ~is_alone(rows.codes))[:, 0]
     if not len(held):
         held = torch.nonzero(is_held)[:, 0]
-    losses = loss.per_row(logits[held, folds[held]], rows.target[held, None, :])
-    return rows.balanced[held] @ losses / rows.balanced[held].sum()
+    return held, logits[held, folds[held]]
+
+
+def is_alone(codes: Tensor) -> Tensor:
+    """Whether a row is the only one of its class.
+
+    Such a class cannot be known without it, and would make the strongest λ look best.
+    """
+    return torch.bincount(codes)[codes] == 1
+
+
+def _choose(rows: Rows, held: Tensor, logits: Tensor, loss: Loss) -> tuple[int, Tensor]:
+    """Return the position of λ and what is added to logits, by the loss of held-out rows."""
+    plain = (rows.weights / rows.evened)[held]
+    log_factors = torch.zeros_like(rows.target[0])
+    if bool((rows.evened != 1).any()):
+        log_factors[rows.target.argmax(dim=1)] = rows.evened.log()
+    shifts = [-share * log_factors for share in _TAKEN_BACK]
+    losses = torch.stack(
+        [plain @ loss.per_row(logits + shift, rows.target[held, None, :]) for shift in shifts]
+    )
+    best = int(losses.argmin())
+    return best % len(PATH), shifts[best // len(PATH)]
 
 
 def stratified_folds(groups: Tensor, n_folds: int, generator: torch.Generator) -> Tensor:
