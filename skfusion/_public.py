@@ -31,6 +31,8 @@ PUBLIC = {
 #: that gets another name could not be read any more.
 PARTS = {
     "Architecture": ".neural.modules",
+    "Blend": ".embed.blend",
+    "BlendComponents": ".linear.blending",
     "BlockSelector": ".selection.subsets",
     "CountSketch": ".fusion.projection",
     "HeadNet": ".neural.training",

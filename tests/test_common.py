@@ -59,7 +59,8 @@ def _embedders() -> list[Any]:
     """Text estimators behind a double that writes numeric rows out as texts."""
     rows = _numeric_rows()
     union = [("a", rows), ("b", clone(rows).set_params(embedder__layer=0))]
-    chosen = [clone(rows).set_params(embedder__layer=layer) for layer in ("auto", "mean")]
+    words = ("auto", "blend", "mean")
+    chosen = [clone(rows).set_params(embedder__layer=layer) for layer in words]
     return [rows, EmbedderUnion(union), *chosen]
 
 

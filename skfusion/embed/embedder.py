@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,8 +23,9 @@ from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone, Source
+from .blend import Blend, Read, fit_blend
 from .encoding import Spec, encode
-from .layers import is_auto, resolve_columns
+from .layers import is_word, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
 from .session import session_folder
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
 
 _WARNED: set[str | None] = set()  # fingerprints whose cut texts this process has heard of
 _READ_BYTES = 2**29  # of vectors that are in memory together when all layers are looked at
-#: What fitting with "auto" or "mean" sets, and what it sets last: gone when another fit begins.
+#: What fitting with "auto", "blend" or "mean" sets, and what it sets last: gone when another fit
+#: begins.
 _BY_TEXTS = (
     "layer_",
     "pooling_",
     "layer_scores_",
     "layer_errors_",
+    "layer_weights_",
+    "_blend",
     "layer_means_",
     "layer_stds_",
     "output_indices_",
@@ -68,28 +73,33 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         encoder is taken, of a model of texts and pictures or sounds the language model or text
         encoder, of a sentence-transformers model the transformer: its pooling and dense layers
         are not used. Models that read no texts are refused in `fit`.
-    layer : int, float, list of these, "auto" or "mean", default=-1
+    layer : int, float, list of these, "auto", "blend" or "mean", default=-1
         Which hidden state: 0 is the embedding output, L (or -1) the last, after the final norm
         where the model has one. Valid are -(L+1) to L. A float f in (0, 1] is the depth
         ``round(f * L)``. A list gives one block of columns per layer. "auto" chooses one in `fit`,
         from the training rows alone: the best by `layer_criterion`, or a shallower one that is
-        as good (`LayerScores.shallowest`). "mean" is the mean over layers, each standardised by
-        the training rows. Both look at the layers that the store keeps (`VectorStore.layers`)
-        where that is a list, and at all otherwise.
+        as good (`LayerScores.shallowest`). "blend" chooses none: the vectors of all layers and
+        poolings are standardised by the training rows, weighted in `fit`, and brought to the
+        principal components of all of them side by side. "mean" is the mean over layers, each
+        standardised by the training rows. These three look at the layers that the store keeps
+        (`VectorStore.layers`) where that is a list, and at all otherwise.
     pooling : str, list of str or "auto", default="mean"
         How a text's token states become one vector, over its real tokens: "mean", "last",
         "first", "max", "weighted_mean" (weights 1 to T) or "mean_no_first" (without the first
         token, an attention sink in decoder models). A list gives one block each. "auto" chooses
         one in `fit`, together with the layer or for a single layer, of those that the store keeps
-        where it has a list.
+        where it has a list. With ``layer="blend"`` a list and "auto" are blended like layers.
     layer_criterion : str, default="logme"
         What "auto" goes by: "logme" (exact log evidence of a linear model), "ridge"
         (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
         labels, "effective_rank"; see `layer_scores`.
     task : {"auto", "classification", "regression"}, default="auto"
-        How "auto" reads y in `fit`. By default strings, booleans and whole numbers (also as
-        floats) are classes where they have at most 20 values, or no more values than a fifth of
-        the rows, and a 0/1 matrix holds labels; other numbers are a regression.
+        How "auto" and "blend" read y in `fit`. By default strings, booleans and whole numbers
+        (also as floats) are classes where they have at most 20 values, or no more values than a
+        fifth of the rows, and a 0/1 matrix holds labels; other numbers are a regression.
+    n_components : int or None, default=None
+        Most columns of ``layer="blend"``, which are at most as many as the training rows less
+        one. None takes that many, and 1,000 at most.
     max_length : int or None, default=None
         Most tokens of a text, the special ones counted. None takes the smallest of the
         tokenizer's limit, the model's, and the ``max_seq_length`` of a sentence-transformers
@@ -123,27 +133,35 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         More arguments for transformers' ``from_pretrained``, for example
         ``{"attn_implementation": "eager"}`` or ``{"quantization_config": ...}``. They count as
         part of the model: plain values, lists, dicts, and objects with ``to_dict()``.
+    random_state : int, RandomState instance or None, default=None
+        For "blend", where there are many rows: those that it weighs layers by, and the
+        randomised search for principal components.
     verbose : int, default=0
         Above 0, a progress bar counts the texts that pass through the model.
 
     Attributes
     ----------
     layers_ : list of int
-        The layers of the output, counted from 0. With ``layer="mean"`` those it is the mean of.
+        The layers of the output, counted from 0. With ``layer="mean"`` those it is the mean of,
+        with ``layer="blend"`` those that have weight.
     poolings_ : list of str
-        The poolings of the output.
+        The poolings of the output; with ``layer="blend"`` those that have weight.
     n_layers_ : int
         Number of blocks L of the model.
     hidden_size_ : int
         Length of one vector.
     output_indices_ : dict of str to slice
-        The columns of each block ``layer{k}_{pooling}`` (``layermean_{pooling}``).
+        The columns of each block ``layer{k}_{pooling}`` (``layermean_{pooling}``,
+        ``layerblend``).
     layer_, pooling_ : int and str
         What "auto" has chosen.
     layer_scores_ : dict of str to float
         What "auto" has looked at: scores of ``layer{k}_{pooling}``, the higher the better.
     layer_errors_ : dict of str to float
         Standard errors of the differences to the best score, where "ridge" is the criterion.
+    layer_weights_ : dict of str to float
+        What "blend" gives to ``layer{k}_{pooling}``: its share in the variance of the output. They
+        add up to 1; what is below 0.001 is 0 and not read by `transform`.
     layer_means_, layer_stds_ : ndarray of float32, shape (n_layers * n_poolings, hidden_size_)
         What ``layer="mean"`` standardises by, poolings varying fastest.
     store_ : VectorStore
@@ -163,6 +181,14 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     A vector depends on its text, its model as it computes now and these settings. The texts beside
     it in a batch move it by rounding alone, about 5e-7 of its norm in float32 and 4e-2 at most in
     bfloat16; storing as float16 adds at most 1e-3. See `Backbone`.
+
+    The columns of "blend" are not the principal components themselves but a rotation of them, in
+    which no column varies much more than another. Inner products of rows stay what they were, so
+    that logistic regression or another linear or kernel method learns the same. What looks at
+    columns one by one, such as a `StandardScaler` or a forest, does not take the last components,
+    which are mostly noise, for as much as the first. The training rows have a mean squared norm
+    of 1, or less where `n_components` leaves some out. A fitted "blend" holds a float32 for each
+    column that counts and each component: 11 MB for 7 layers of 384 values and 1,000 components.
 
     "auto" sees the rows that `fit` sees and nothing else, so that cross-validation of a pipeline
     stays honest. "logme" is the default since it errs least with few rows, less than
@@ -195,14 +221,23 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     ['layer0_mean', 'layer1_mean', 'layer2_mean', 'layer3_mean']
     >>> auto.transform(["good film"]).shape
     (1, 16)
+
+    All layers, and no choice:
+
+    >>> blend = LLMLayerEmbedder(tiny_model, layer="blend", pooling=["mean", "last"])
+    >>> blend.fit_transform(texts, [1, 0, 1, 0, 1, 0]).shape
+    (6, 5)
+    >>> list(blend.output_indices_), len(blend.layer_weights_)
+    (['layerblend'], 8)
     """
 
     _parameter_constraints: dict[str, Any] = {
         "model": [str, os.PathLike, Backbone],
-        "layer": [Integral, Real, list, tuple, np.ndarray, StrOptions({"auto", "mean"})],
+        "layer": [Integral, Real, list, tuple, np.ndarray, StrOptions({"auto", "blend", "mean"})],
         "pooling": [StrOptions({*POOLINGS, "auto"}), list, tuple],
         "layer_criterion": [StrOptions(set(CRITERIA))],
         "task": [StrOptions(set(TASKS))],
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
         "max_length": [Interval(Integral, 1, None, closed="left"), None],
         "prompt": [str, None],
         "device": "no_validation",
@@ -214,6 +249,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         "revision": [str, None],
         "trust_remote_code": ["boolean"],
         "model_kwargs": [Mapping, None],
+        "random_state": ["random_state"],
         "verbose": ["verbose"],
     }
 
@@ -225,6 +261,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         pooling: str | list[str] = "mean",
         layer_criterion: str = "logme",
         task: Task = "auto",
+        n_components: int | None = None,
         max_length: int | None = None,
         prompt: str | None = None,
         device: str | torch.device | None = None,
@@ -236,6 +273,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         revision: str | None = None,
         trust_remote_code: bool = False,
         model_kwargs: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
         self.model = model
@@ -243,6 +281,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         self.pooling = pooling
         self.layer_criterion = layer_criterion
         self.task = task
+        self.n_components = n_components
         self.max_length = max_length
         self.prompt = prompt
         self.device = device
@@ -254,14 +293,17 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         self.revision = revision
         self.trust_remote_code = trust_remote_code
         self.model_kwargs = model_kwargs
+        self.random_state = random_state
         self.verbose = verbose
+
+    _blend: Blend | None = None  # set by layer="blend" alone
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
-        """Resolve layers and poolings from the model's config; "auto" and "mean" use the texts.
+        """Resolve layers and poolings from the model's config; three words use the texts, too.
 
-        No weights are loaded, unless "auto" or "mean" has to see the vectors of texts that are
-        not stored.
+        No weights are loaded, unless "auto", "blend" or "mean" has to see the vectors of texts
+        that are not stored.
 
         Parameters
         ----------
@@ -270,7 +312,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             one-column frame. (scikit-learn cannot split the ``.values`` of a pandas Series of
             strings: give its searches the Series.)
         y : array-like of shape (n_texts,) or (n_texts, n_outputs), or None, default=None
-            Classes, a label indicator matrix, or numbers, for "auto"; otherwise ignored.
+            Classes, a label indicator matrix, or numbers, for "auto" and "blend"; otherwise
+            ignored. Without it, "blend" gives all layers and poolings the same weight.
 
         Returns
         -------
@@ -283,8 +326,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             If `X` is not a container of texts, or `model_kwargs` holds something that cannot be
             told from another in the next process.
         ValueError
-            If `X` is empty or misses values, a parameter is out of the model's range, or "auto"
-            lacks a y that it can use. If the model reads no texts, or has no state for each token.
+            If `X` is empty or misses values, a parameter is out of the model's range, "auto"
+            lacks a y that it can use, or "blend" is given one that it cannot. If the model reads
+            no texts, or has no state for each token.
         OSError
             If the model cannot be found or reached, or is not whole; the message says what it is.
         """
@@ -303,8 +347,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         -------
         ndarray of float32, shape (n_texts, n_layers * n_poolings * hidden_size_)
             One block for each layer and pooling, poolings varying fastest; with "auto" the chosen
-            one, with ``layer="mean"`` one per pooling. See `output_indices_`. Always finite and
-            C-contiguous.
+            one, with ``layer="mean"`` one per pooling, with ``layer="blend"`` a single one of
+            shape (n_texts, n_components). See `output_indices_`. Always finite and C-contiguous.
 
         Raises
         ------
@@ -329,13 +373,15 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         model = self.model
         if isinstance(model, Backbone) and not model._looks_like(self._spec.identity):
             self._source_again()  # stored vectors may be of what the model was
-        if self._averages:
-            columns = (vectors for _, vectors in self._read(texts, progress))
+        columns = (vectors for _, vectors in self._read(texts, progress))
+        if self._blend is not None:
+            vectors = self._blend(columns, len(texts))
+        elif self._averages:
             scales = self.layer_means_, self.layer_stds_
             vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
         else:
             vectors = self._encode(texts, self._columns(), self._stored, progress)
-        return self._normalized(vectors)
+        return self._normalized(vectors, self._block_width())
 
     def precompute(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
         """Fill the store with the vectors of texts, showing a progress bar.
@@ -363,7 +409,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return the names ``layer{k}_{pooling}_{i}`` of the output's columns.
+        """Return the names ``layer{k}_{pooling}_{i}`` or ``layerblend_{i}`` of the columns.
 
         Parameters
         ----------
@@ -376,7 +422,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             One name per column.
         """
         check_is_fitted(self)
-        width = range(self.hidden_size_)
+        width = range(self._block_width())
         names = [f"{block}_{i}" for block in self.output_indices_ for i in width]
         return np.array(names, dtype=object)
 
@@ -417,21 +463,31 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         targets = None
         if self._chooses():  # said before the texts pass through the model
             targets = read_criterion_targets(self.layer_criterion, y, len(texts), task=self.task)
+        elif self._blends() and y is not None:
+            targets = read_criterion_targets("ridge", y, len(texts), task=self.task)
         for name in _BY_TEXTS:
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
         self.n_layers_, self.hidden_size_ = n_layers, source.width
         self.n_truncated_ = 0
         self._stored, self._spec = stored, spec
-        self._averages = isinstance(self.layer, str) and self.layer == "mean"
+        self._averages = is_word(self.layer, "mean")
         if self._chooses():
             self._choose(texts, targets, progress)
+        elif self._blends():
+            self._weigh(texts, targets, progress)
         elif self._averages:
             columns = (vectors for _, vectors in self._read(texts, progress))
             self.layer_means_, self.layer_stds_ = column_scales(columns)
+        self.output_indices_ = self._layout()
+
+    def _layout(self) -> dict[str, slice]:
+        """Return the columns of each block of the output."""
+        if self._blend is not None:
+            return {"layerblend": slice(0, self._blend.n_components)}
         names: list[Any] = ["mean"] if self._averages else self.layers_
         width = self.hidden_size_
-        self.output_indices_ = {
+        return {
             _block_name(column): slice(i * width, (i + 1) * width)
             for i, column in enumerate(product(names, self.poolings_))
         }
@@ -439,7 +495,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     def _choose(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
         """Put the best layer and pooling in place of all that were looked at."""
         columns = self._columns()
-        named = ((_block_name(c), self._normalized(v)) for c, v in self._read(texts, progress))
+        width = self.hidden_size_
+        read = self._read(texts, progress)
+        named = ((_block_name(c), self._normalized(v, width)) for c, v in read)
         found = score_layers(named, targets, self.layer_criterion)
         best = found.shallowest([layer for layer, _ in columns])
         self.layer_, self.pooling_ = columns[found.names.index(best)]
@@ -449,18 +507,40 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             errors = found.standard_errors.tolist()
             self.layer_errors_ = dict(zip(found.names, errors, strict=True))
 
+    def _weigh(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
+        """Weigh all that is looked at, and keep what counts."""
+        columns, rng = self._columns(), check_random_state(self.random_state)
+        read = self._reader(texts, columns, progress)
+        blend, shares = fit_blend(read, columns, targets, self.n_components, rng)
+        self._blend = blend
+        self.layers_ = [k for k in self.layers_ if any(k == layer for layer, _ in blend.columns)]
+        self.poolings_ = [p for p in self.poolings_ if any(p == name for _, name in blend.columns)]
+        names = map(_block_name, columns)
+        self.layer_weights_ = dict(zip(names, shares.tolist(), strict=True))
+
     def _chooses(self) -> bool:
-        return is_auto(self.layer) or is_auto(self.pooling)
+        chosen = is_word(self.layer, "auto") or is_word(self.pooling, "auto")
+        return chosen and not self._blends()
+
+    def _blends(self) -> bool:
+        return is_word(self.layer, "blend")
 
     def _needs_y(self) -> bool:
         return self._chooses() and self.layer_criterion != "effective_rank"
 
     def _columns(self) -> list[Column]:
+        """Return what the output is made of."""
+        if self._blend is not None:
+            return list(self._blend.columns)
         return list(product(self.layers_, self.poolings_))
 
-    def _normalized(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _block_width(self) -> int:
+        width: int = next(iter(self.output_indices_.values())).stop
+        return width
+
+    def _normalized(self, vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
         if self.normalize:
-            blocks = vectors.reshape(-1, self.hidden_size_)
+            blocks = vectors.reshape(-1, width)
             norms = np.linalg.norm(blocks, axis=1, keepdims=True)
             return np.divide(blocks, np.where(norms == 0, 1, norms)).reshape(vectors.shape)
         return vectors
@@ -490,15 +570,26 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         device = resolve_device(self.device)
         return load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
 
+    def _reader(self, texts: list[str], columns: list[Column], progress: bool) -> Read:
+        """Return what reads columns again and again, of memory where they all have room there."""
+        if len(columns) <= self._most_columns(texts):
+            vectors = dict(self._read(texts, progress))
+            return lambda wanted: map(vectors.__getitem__, wanted)
+        return lambda wanted: (vectors for _, vectors in self._read(texts, progress, wanted))
+
+    def _most_columns(self, texts: list[str]) -> int:
+        return max(1, _READ_BYTES // (4 * self.hidden_size_ * max(1, len(texts))))
+
     def _read(
-        self, texts: list[str], progress: bool
+        self, texts: list[str], progress: bool, columns: Sequence[Column] | None = None
     ) -> Iterator[tuple[Column, NDArray[np.float32]]]:
         """Yield the vectors of one column after the other, after at most one pass for all."""
-        columns = self._columns()
-        stored = [*columns, *self._stored]
-        step = max(1, _READ_BYTES // (4 * self.hidden_size_ * max(1, len(texts))))
+        known = self._columns()
+        columns = known if columns is None else columns
+        stored = [*known, *self._stored]
+        step = self._most_columns(texts)
         for start in range(0, len(columns), step):
-            part = columns[start : start + step]
+            part = list(columns[start : start + step])
             vectors = self._encode(texts, part, stored, progress)
             yield from zip(part, np.split(vectors, len(part), axis=1), strict=True)
 
@@ -533,7 +624,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
 
     @property
     def _n_features_out(self) -> int:
-        return len(self.output_indices_) * self.hidden_size_
+        return len(self.output_indices_) * self._block_width()
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "output_indices_")  # set when the choice has been made

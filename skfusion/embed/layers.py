@@ -71,7 +71,7 @@ def resolve_columns(
 ) -> tuple[list[int], list[str], list[Column]]:
     """Return the layers and poolings that are looked at, and what a pass stores beside them.
 
-    "auto" and "mean" look at all that is kept.
+    "auto", "blend" and "mean" look at all that is kept.
 
     Examples
     --------
@@ -90,13 +90,17 @@ def resolve_columns(
     layers, poolings = kept_layers, kept_poolings
     if not isinstance(layer, str):
         layers = resolve_layers(layer, n_layers, name="layer")
-    if not is_auto(pooling):
+    if not is_word(pooling, "auto"):
         poolings = resolve_poolings(pooling, name="pooling")
     pairs = ((layer, pooling, poolings), (pooling, layer, layers))
-    if any(is_auto(a) and not is_auto(b) and len(blocks) > 1 for a, b, blocks in pairs):
+    one_of_many = any(
+        is_word(a, "auto") and not is_word(b, "auto") and len(blocks) > 1 for a, b, blocks in pairs
+    )
+    if one_of_many and not is_word(layer, "blend"):
         raise ValueError(
             f"layer={layer!r} with pooling={pooling!r}: 'auto' chooses one vector per text. Put "
-            f"one layer or one pooling beside it, or 'auto' for both."
+            f"one layer or one pooling beside it, 'auto' for both, or layer='blend', which takes "
+            f"several."
         )
     if store_layers == "requested":
         return layers, poolings, []
@@ -105,6 +109,6 @@ def resolve_columns(
     return layers, poolings, list(product(kept_layers, kept_poolings))
 
 
-def is_auto(value: Any) -> bool:
-    """Whether a `layer` or `pooling`, which may be an array, is "auto"."""
-    return isinstance(value, str) and value == "auto"
+def is_word(value: Any, word: str) -> bool:
+    """Whether a `layer` or `pooling`, which may be an array, is "auto", "blend" or "mean"."""
+    return isinstance(value, str) and value == word

@@ -20,7 +20,7 @@ OPERATORS: dict[str, Operator] = {
 
 BUILT_IN = frozenset(OPERATORS)
 
-#: These put the blocks side by side: no projection, and nothing that a residual could add.
+#: These hold the blocks side by side: no common width, and nothing that a residual could add.
 SIDE_BY_SIDE = ("concat", "weighted")
 
 #: The paper's nine settings of `FusionTransformer` and `FusionMLPClassifier`: concatenation, and

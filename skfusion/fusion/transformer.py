@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from .._blocks import output_layout, output_names
+from .._blocks import EmbeddingBlocks, output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
-from .._targets import CLASSES, NUMBERS, TASKS, Targets, Task, read_targets, require_y
+from .._targets import CLASSES, LABELS, NUMBERS, TASKS, Targets, Task, read_targets, require_y
+from ..linear.blending import blend_shares, fit_components
 from ..linear.scaling import fit_scaler
 from .operators import Operator, mean
 from .projection import (
@@ -28,7 +31,6 @@ from .projection import (
 )
 from .registry import SIDE_BY_SIDE, OwnOperatorsMixin, find_operator, uses_own_operators
 from .supervised import supervised_projections
-from .weighted import ridge_weights
 
 
 class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
@@ -48,8 +50,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
           two blocks and a perfect square d. The order of the blocks matters.
         - "quaternion": the Hamilton product, components in four parts [r ‖ i ‖ j ‖ k]. Needs two
           blocks and d a multiple of 4. The order of the blocks matters.
-        - "weighted": [w_1 E_1 ‖ ... ‖ w_n E_n] with w_i >= 0 adding up to 1, chosen in `fit` by
-          the leave-one-out error of ridge regression. Needs y, of classes or of numbers.
+        - "weighted": principal components of [w_1 E_1 ‖ ... ‖ w_n E_n], with w_i >= 0 chosen in
+          `fit` by how well ridge regression predicts rows that are left out, classes counting
+          alike. Takes any y; without one all blocks count the same.
         - "bilinear": compact bilinear pooling. u_i is the count sketch of E_i, whatever
           `projection` says, and d may be any number.
         - one that was registered with `register_operator`.
@@ -59,7 +62,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     residual : {False, "concat", "add"}, default=False
         What is added to F: nothing, the scaled and unprojected blocks before it
         ([E_1 ‖ ... ‖ E_n ‖ F]), or the mean of the projected ones (F + mean(u_i)). "concat" and
-        "weighted" hold the blocks already, and are not changed.
+        "weighted" hold all of the blocks already, and are not changed.
     projection : {"pca", "random", "supervised", None}, default="pca"
         How blocks come to the common width: their principal components; independent Gaussian
         projections; weights trained together with the operator and a linear classifier on top,
@@ -68,7 +71,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         fixed (the largest entry is positive) but not meaningful.
     n_components : int or None, default=None
         The common width d. None takes the width of the smallest block, rounded down to what the
-        operator needs, and at most the n_samples - 1 that PCA can give.
+        operator needs, and at most the n_samples - 1 that PCA can give. Of "weighted" the most
+        columns of its output, which has no more than n_samples - 1, than the input has, and, by
+        default, than 1,000.
     bias : bool, default=True
         Whether principal components, random projections and count sketches get a bias, as
         trained ones have, where the operator is a product of two blocks or more: e is its
@@ -79,7 +84,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         in.
     scale : {"standard", "l2", None}, default="standard"
         What is done to each block first: zero mean and unit variance of its columns (one that
-        does not vary is only centred), unit norm of its rows, or nothing.
+        does not vary is only centred), unit norm of its rows, or nothing. "weighted" gives every
+        block the same size afterwards, so that None suits blocks of principal components and of
+        TF-IDF; sparse blocks it never standardises, which would make rare words the largest.
     block_sizes : sequence of int, mapping of str to int, "single" or None, default=None
         Width of each block, or "single" to take all columns for one block. None finds the
         blocks of `EmbeddingBlocks`, or of a data frame whose columns are named
@@ -90,10 +97,12 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         (also as floats) are classes where they have at most 20 values, or no more values than a
         fifth of the rows; other numbers are a regression.
     class_weight : {"balanced", None}, default=None
-        Whether "weighted" and "supervised" count all classes the same.
+        Whether the regressions of "weighted" and the training of "supervised" count all classes
+        the same.
     random_state : int, RandomState instance or None, default=None
         For random and supervised projections, count sketches, the randomised PCA of large
-        blocks, and the rows that "weighted" looks at where there are very many.
+        blocks, and the 1,000 rows that the weights of "weighted" are found from where there are
+        more.
 
     Attributes
     ----------
@@ -106,10 +115,11 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         The scaling of each block.
     projections_ : dict of str to LinearProjection or CountSketch
         The projection of each block; empty where nothing is projected.
-    weights_ : ndarray of shape (n_blocks,)
-        The weights of "weighted"; they add up to 1.
     kernel_weights_ : ndarray of shape (n_blocks,)
-        The share of each block in the variance of the output of "weighted"; they add up to 1.
+        The share of each block in the variance of all components of "weighted"; they add up to
+        1, and those below 0.001 are 0.
+    blend_ : BlendComponents
+        The principal components of "weighted".
     n_features_in_ : int
         Number of input columns.
     feature_names_in_ : ndarray of str
@@ -119,7 +129,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     ------
     ValueError
         In `fit`, if boundaries cannot be found, blocks hold NaN or infinite values, widths do
-        not suit the operator, or y is missing where it is needed. A block that does not vary
+        not suit the operator, or y is missing where ``projection="supervised"`` needs it. A block that does not vary
         gives zeros. A single training row gives finite results where no PCA is asked for, and
         an error otherwise.
 
@@ -200,8 +210,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         X : EmbeddingBlocks, data frame or array-like of shape (n_samples, n_features)
             The blocks of the training rows, float32 or float64; others become float64.
         y : array-like of shape (n_samples,) or None, default=None
-            Targets, read as `task` says; used by ``operator="weighted"`` and
-            ``projection="supervised"`` only.
+            Targets, read as `task` says; used by ``operator="weighted"`` and needed by
+            ``projection="supervised"``.
 
         Returns
         -------
@@ -212,27 +222,29 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
             raise ValueError("residual=True is not known. Use 'concat', 'add' or False.")
         operator = None if self.operator == "weighted" else find_operator(self.operator)
         blocks = list(read_blocks(self, X, self.block_sizes, reset=True).values())
-        targets = self._read_targets(y, len(blocks[0])) if self._needs_y() else None
+        learns = self._needs_y() or (operator is None and y is not None)
+        targets = self._read_targets(y, len(blocks[0])) if learns else None
         rng = check_random_state(self.random_state)
-        scalers = [fit_scaler(block, self.scale) for block in blocks]
+        scalers = [
+            fit_scaler(block, how) for block, how in zip(blocks, self._scales(X), strict=True)
+        ]
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
-        for name in ("weights_", "kernel_weights_"):
+        for name in ("blend_", "kernel_weights_"):
             self.__dict__.pop(name, None)
         projections: list[Projection] = []
         if operator is None:
-            assert targets is not None
-            self.weights_, self.kernel_weights_ = ridge_weights(scaled, targets, rng)
+            self._fit_weights(scaled, targets, rng)
         elif operator.name != "concat":
             projections = self._fit_projections(operator, scaled, targets, rng)
         self.scalers_ = dict(zip(self.block_indices_, scalers, strict=True))
         self.projections_ = dict(zip(self.block_indices_, projections, strict=False))
         self._operator, self._residual = self.operator, self.residual
-        beside = self.operator in SIDE_BY_SIDE
         self.output_indices_ = output_layout(
             self.block_indices_,
             self._fuse([block[:1] for block in scaled]).shape[1],
-            None if beside else self.operator,
-            with_blocks=beside or self.residual == "concat",
+            None if self.operator == "concat" else self.operator,
+            with_blocks=self.operator == "concat"
+            or (self.residual == "concat" and operator is not None),
         )
         return self
 
@@ -284,19 +296,36 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         return output_names(self.block_indices_, self.output_indices_, self._operator, inputs)
 
     def _needs_y(self) -> bool:
-        trained = self.projection == "supervised" and self.operator not in ("concat", "bilinear")
-        return self.operator == "weighted" or trained
+        untrained = (*SIDE_BY_SIDE, "bilinear")
+        return self.projection == "supervised" and self.operator not in untrained
 
     def _read_targets(self, y: Any, n_rows: int) -> Targets:
-        require_y(y, self, "operator='weighted' and projection='supervised' learn from it")
+        require_y(y, self, "projection='supervised' learns from it")
         kinds = CLASSES
         why = "projection='supervised' trains a classifier and needs classes; 'pca' needs no y"
         if self.operator == "weighted":
-            kinds, why = CLASSES | {"continuous"}, "operator='weighted' needs classes or numbers"
+            kinds = CLASSES | LABELS | NUMBERS
+            why = "operator='weighted' needs classes, a label indicator matrix, or numbers"
         targets = read_targets(y, kinds, why, n_rows=n_rows, task=self.task).varying()
-        if self.class_weight != "balanced" or targets.kind in NUMBERS:
+        if self.class_weight != "balanced" or targets.kind not in CLASSES:
             return targets
         return targets.weighted(targets.balance(np.ones(n_rows)))
+
+    def _scales(self, X: Any) -> list[str | None]:
+        """Return how each block is scaled."""
+        whole = self.operator != "weighted" or not isinstance(X, EmbeddingBlocks)
+        if whole or self.scale != "standard" or self.block_sizes is not None:
+            return [self.scale] * len(self.block_indices_)
+        return [None if sparse.issparse(block) else self.scale for block in X.blocks.values()]
+
+    def _fit_weights(
+        self, scaled: list[NDArray[Any]], targets: Targets | None, rng: np.random.RandomState
+    ) -> None:
+        """Learn the shares of "weighted" and its components."""
+        self.kernel_weights_ = blend_shares(scaled, range(len(scaled)), targets, rng)
+        kept = list(compress(scaled, self.kernel_weights_))
+        shares = self.kernel_weights_[self.kernel_weights_ > 0]
+        self.blend_ = fit_components(lambda: kept, shares, self.n_components, rng)
 
     def _fit_projections(
         self,
@@ -331,10 +360,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
 
     def _fuse(self, scaled: list[NDArray[Any]]) -> NDArray[Any]:
         if self._operator == "weighted":
-            scaled = [
-                block * block.dtype.type(w) for w, block in zip(self.weights_, scaled, strict=True)
-            ]
-        if self._operator in SIDE_BY_SIDE:
+            return self.blend_(compress(scaled, self.kernel_weights_))
+        if self._operator == "concat":
             return np.concatenate(scaled, axis=1)
         projected = scaled
         if self.projections_:

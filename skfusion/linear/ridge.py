@@ -6,7 +6,8 @@ h_i = w_i / Σw + Σ_k U_ik² S_k² / (S_k² + λ), and ridge regression with a 
 fitted without row i misses its target by (y_i - fit_i) / (1 - h_i): exact, not an approximation.
 One decomposition serves all λ (Golub, Heath and Wahba, Technometrics 1979).
 
-By kernel, with M = K + λ I and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (1ᵀ M⁻¹ 1), it misses by (P y)_i / P_ii.
+By kernel, with M = K + λ diag(1 / w) and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (1ᵀ M⁻¹ 1), it misses by
+(P y)_i / P_ii.
 """
 
 from __future__ import annotations
@@ -74,26 +75,57 @@ def leave_one_out_path(
     return np.ascontiguousarray((matrix[:, None, :] - errors).swapaxes(0, 1))
 
 
-def leave_one_out_kernel(kernel: Floats, penalty: float, matrix: Floats) -> tuple[Floats, Floats]:
-    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, and P.
+def leave_one_out_features(
+    features: NDArray[np.floating[Any]], penalty: float, matrix: Floats, weights: Floats
+) -> Floats:
+    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, at one λ.
+
+    It costs a Cholesky factor, a fraction of what `leave_one_out_path` needs for all λ.
 
     Examples
     --------
     >>> import numpy as np
     >>> y = np.array([[0.0], [1.0], [2.0]])
-    >>> errors, _ = leave_one_out_kernel(np.zeros((3, 3)), 1.0, y)
-    >>> errors.ravel().round(6)
+    >>> leave_one_out_features(np.zeros((3, 1)), 1.0, y, np.ones(3)).ravel()
     array([-1.5,  0. ,  1.5])
     """
-    n = len(kernel)
-    factor = linalg.cholesky(kernel + penalty * np.eye(n), lower=True, check_finite=False)
-    inverse, _ = linalg.lapack.dpotri(factor, lower=True, overwrite_c=True)
+    rows, roots = _centre(features, weights), np.sqrt(weights)
+    covariance = rows.T @ rows
+    covariance[np.diag_indices_from(covariance)] += covariance.dtype.type(penalty)
+    factor = linalg.cholesky(covariance, lower=True, overwrite_a=True, check_finite=False)
+    half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
+    leverage = weights / weights.sum() + np.square(half).sum(axis=0, dtype=np.float64)
+    residual = (matrix - (weights @ matrix) / weights.sum()) * roots[:, None]
+    fitted = half.T @ (half @ residual.astype(half.dtype))
+    free = np.maximum(1 - leverage, np.finfo(half.dtype).eps) * roots
+    errors: Floats = (residual - fitted) / free[:, None]
+    return errors
+
+
+def leave_one_out_kernel(
+    kernel: NDArray[np.floating[Any]], penalty: float, matrix: Floats, weights: Floats
+) -> Floats:
+    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, at one λ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> y = np.array([[0.0], [1.0], [2.0]])
+    >>> leave_one_out_kernel(np.zeros((3, 3)), 1.0, y, np.ones(3)).ravel().round(6)
+    array([-1.5,  0. ,  1.5])
+    """
+    loaded = kernel.copy()
+    loaded[np.diag_indices_from(loaded)] += (penalty / weights).astype(kernel.dtype)
+    (invert,) = linalg.get_lapack_funcs(("potri",), (loaded,))
+    factor = linalg.cholesky(loaded, lower=True, overwrite_a=True, check_finite=False)
+    inverse, _ = invert(factor, lower=True, overwrite_c=True)
     inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    ones = inverse.sum(axis=1)
-    P = inverse - np.outer(ones, ones / ones.sum())
+    ones = inverse.sum(axis=1, dtype=np.float64)
+    diagonal = np.diag(inverse) - ones**2 / ones.sum()
     # A single row leaves none to learn from: its P is 0.
-    diagonal = np.maximum(np.diag(P), _TINY)[:, None]
-    return (P @ matrix) / diagonal, P
+    pulled = inverse @ matrix.astype(inverse.dtype) - np.outer(ones, ones @ matrix / ones.sum())
+    errors: Floats = pulled / np.maximum(diagonal, _TINY)[:, None]
+    return errors
 
 
 def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.floating[Any]]:

@@ -70,14 +70,24 @@ def principal_components(
         _, s, vt = randomized_svd(
             centred, n_components, n_iter=7, random_state=random_state, flip_sign=False
         )
-        components = vt.T.astype(np.float64) * _above_noise(s)
+        components = vt.T.astype(np.float64) * above_noise(s)
     elif block.shape[0] > block.shape[1]:
         components = _from_covariance(block, mean, n_components)
     else:
         components = _from_rows(block - mean, n_components)
-    at = np.argmax(np.abs(components), axis=0)
-    components *= np.where(components[at, np.arange(n_components)] < 0, -1, 1)
+    orient(components)
     return mean, components
+
+
+def orient(components: NDArray[Any]) -> None:
+    """Turn the components, columns, so that the largest entry of each is positive."""
+    at = np.argmax(np.abs(components), axis=0)
+    components *= np.where(components[at, np.arange(components.shape[1])] < 0, -1, 1)
+
+
+def largest_eigenvectors(gram: Floats, k: int) -> tuple[Floats, Floats]:
+    """Return the k largest eigenvalues, falling, and their vectors; the matrix is overwritten."""
+    return _eigh(gram, k)
 
 
 def prefers_randomised(shape: tuple[int, ...], n_components: int) -> bool:
@@ -91,7 +101,7 @@ def _from_covariance(block: NDArray[Any], mean: Floats, k: int) -> Floats:
         rows = block[start : start + _CHUNK] - mean
         gram += rows.T @ rows
     eigenvalues, vectors = _eigh(gram, k)
-    components: Floats = vectors * _above_noise(np.sqrt(eigenvalues))
+    components: Floats = vectors * above_noise(np.sqrt(eigenvalues))
     return components
 
 
@@ -99,7 +109,7 @@ def _from_rows(rows: Floats, k: int) -> Floats:
     eigenvalues, vectors = _eigh(rows @ rows.T, k)
     s = np.sqrt(eigenvalues)
     components: Floats = rows.T @ vectors
-    components *= _above_noise(s) / np.where(s == 0, 1, s)
+    components *= above_noise(s) / np.where(s == 0, 1, s)
     return components
 
 
@@ -129,7 +139,7 @@ def _varying(eigenvalues: Floats, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return kept
 
 
-def _above_noise(s: NDArray[Any]) -> NDArray[np.bool_]:
+def above_noise(s: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether singular values are above the noise that squaring leaves in place of zeros."""
     above: NDArray[np.bool_] = s > 1e-7 * s.max(initial=0)
     return above

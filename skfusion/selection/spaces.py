@@ -86,7 +86,7 @@ def fusion_grid(
     """Make a parameter grid of layers, poolings and operators that has valid combinations only.
 
     With a single block, which every operator passes on, only "concat" is left. "concat" and
-    "weighted" get no residual and no common width, which would not change them.
+    "weighted" get no residual and no common width, since they hold the blocks side by side.
 
     Parameters
     ----------
