@@ -209,7 +209,7 @@ def run(cell: Cell, model: str) -> Trained:
     by_layer = np.array([score.f1 for score in train_layers(cell, model)])
     chosen = {CV: cross_validate(cell, model)}
     chosen |= {way: choose(way, VERSION, cell, model) for way in WAYS}
-    blended = {row: train_blend(row, VERSION, cell, model) for row in ()}
+    blended = {row: train_blend(row, VERSION, cell, model) for row in (BLEND_MEAN, BLEND)}
     scores = {way: float(by_layer[found.layer]) for way, found in chosen.items()}
     scores |= {AVERAGE: train_layer_mean(cell, model).f1, BEST: float(by_layer.max())}
     scores |= {row: found.score.f1 for row, found in blended.items()}
