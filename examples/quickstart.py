@@ -149,16 +149,21 @@ Weights = Mapping[tuple[int, str], float]  # by layer and pooling, 1 in all
 
 
 def layer_weights(classifier: FusionClassifier) -> dict[str, Weights]:
-    """Return the weights of the layers of each model."""
+    """Return the weights of the layers of each model, and in its name its own weight."""
+    union, fuse = classifier.pipeline_["embed"], classifier.pipeline_["fuse"]
+    shares = zip(union.embedders_, fuse.kernel_weights_, strict=True)
     weights = {}
-    for name, embedder in classifier.pipeline_[0].embedders_:
+    for (name, embedder), share in shares:
         if hasattr(embedder, "layer_weights_"):
-            blocks = {
-                tuple(block.removeprefix("layer").split("_", 1)): weight
-                for block, weight in embedder.layer_weights_.items()
-            }
-            weights[name] = {(int(k), pooling): w for (k, pooling), w in blocks.items()}
+            title = f"{name}: {100 * share:.0f} % of the whole"
+            weights[title] = {_place(k): w for k, w in embedder.layer_weights_.items()}
     return weights
+
+
+def _place(block: str) -> tuple[int, str]:
+    """Return the layer and the pooling of a block such as ``layer3_mean``."""
+    layer, pooling = block.removeprefix("layer").split("_", 1)
+    return int(layer), pooling
 
 
 def draw_weights(weights: Mapping[str, Weights]) -> Figure:
@@ -271,8 +276,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\nmacro-F1, mean ± std over {n_folds} folds")
     for name, values in scores.items():
         print(f"  {name:<17} {values.mean():.3f} ± {values.std():.3f}")
-    draw_weights(layer_weights(classifier)).savefig(args.out, dpi=150)
-    print(f"\nheat map: {args.out.resolve()}")
+    if weights := layer_weights(classifier):  # words may be all that pays
+        draw_weights(weights).savefig(args.out, dpi=150)
+        print(f"\nheat map: {args.out.resolve()}")
 
 
 if __name__ == "__main__":
