@@ -144,20 +144,27 @@ def _gaussian(predicted: Floats, targets: Targets) -> Floats:
 
 
 def _softmax(predicted: Floats, targets: Targets) -> Floats:
-    """Return the log-losses at the best temperature of options (n_samples, n_labels or 1, k)."""
-
-    def options(matrix: Floats) -> Floats:
-        both = targets.kind in LABELS
-        return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
-
-    true, shares = options(targets.matrix), targets.shares
-    priors = np.tensordot(shares, true, axes=1)
-    scores = options(predicted) - priors
-    log_priors = np.log(np.maximum(priors, _TINY))
-    sharpness = _sharpness(scores, true, log_priors, shares)
-    logits = log_priors + sharpness * scores
+    """Return the log-losses at the best temperature."""
+    logits, _ = sharpen(predicted, targets)
+    true = _options(targets.matrix, targets)
     losses: Floats = (logsumexp(logits, axis=2) - (true * logits).sum(axis=2)).sum(axis=1)
     return losses
+
+
+def sharpen(predicted: Floats, targets: Targets) -> tuple[Floats, float]:
+    """Return logits (n_samples, n_labels or 1, k) at the best inverse temperature, and that."""
+    true, shares = _options(targets.matrix, targets), targets.shares
+    priors = np.tensordot(shares, true, axes=1)
+    scores = _options(predicted, targets) - priors
+    log_priors = np.log(np.maximum(priors, _TINY))
+    sharpness = _sharpness(scores, true, log_priors, shares)
+    return log_priors + sharpness * scores, sharpness
+
+
+def _options(matrix: Floats, targets: Targets) -> Floats:
+    """Return one column a class; each label is a pair of them."""
+    both = targets.kind in LABELS
+    return np.stack([1 - matrix, matrix], axis=2) if both else matrix[:, None, :]
 
 
 def _sharpness(scores: Floats, true: Floats, log_priors: Floats, shares: Floats) -> float:
