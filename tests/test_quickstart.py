@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -42,9 +41,10 @@ def test_folds_need_two_texts_of_a_class():
 def test_the_picture_has_a_panel_for_each_language_model():
     blend = SimpleNamespace(layer_weights_={"layer0_mean": 0.25, "layer1_mean_no_first": 0.75})
     union = SimpleNamespace(embedders_=[("one", blend), ("words", object()), ("two", blend)])
-    fuse = SimpleNamespace(kernel_weights_=np.array([0.5, 0.2, 0.3]))
-    weights = layer_weights(SimpleNamespace(pipeline_={"embed": union, "fuse": fuse}))
-    expected = {(0, "mean"): 0.25, (1, "mean_no_first"): 0.75}
-    assert weights == {"one: 50 % of the whole": expected, "two: 30 % of the whole": expected}
-    titles = [axis.get_title() for axis in draw_weights(weights).axes]
-    assert titles == list(weights)
+    weights = layer_weights(SimpleNamespace(pipeline_={"embed": union}))
+    expected = {"mean": {0: 0.25}, "mean_no_first": {1: 0.75}}
+    assert weights == {"one": expected, "two": expected}
+    axes = draw_weights(weights, {"one": 0.5, "words": 0.2, "two": 0.3}).axes
+    titles = ["one: 50 % of the whole", "two: 30 % of the whole"]
+    assert [axis.get_title() for axis in axes] == titles
+    assert [bar.get_width() for bar in axes[0].patches] == [25, 0, 0, 75]
