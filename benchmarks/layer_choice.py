@@ -29,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ from sklearn.preprocessing import StandardScaler
 from skfusion import FusionMLPClassifier, layer_scores
 
 #: Of what the library chooses and blends by. What was kept under another version counts no more.
-VERSION = "1"
+VERSION = "2"
 
 DATA_SETS = [
     "rotten_tomatoes",
@@ -86,9 +87,9 @@ BLEND, BLEND_MEAN = "blend, all poolings", "blend, one pooling"
 # --- ways to choose --------------------------------------------------------------------------
 
 
-def by_default(X: Layers, y: NDArray[Any]) -> int:
+def by_default(X: Layers, y: NDArray[Any], **criterion: str) -> int:
     """Choose as ``layer="auto"`` does."""
-    found = layer_scores(X, y)
+    found = layer_scores(X, y, **criterion)
     return found.names.index(found.shallowest(range(len(X))))
 
 
@@ -105,7 +106,9 @@ def by_best(criterion: str) -> Callable[[Layers, NDArray[Any]], int]:
 
 WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
     "auto": by_default,
+    "balanced": by_best("balanced"),
     "logme": by_best("logme"),
+    "logme, shallow": partial(by_default, criterion="logme"),
     "ridge": by_best("ridge"),
     "ridge, one s.e.": by_one_standard_error,
     "h_score": by_best("h_score"),

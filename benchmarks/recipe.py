@@ -20,9 +20,9 @@ The log-loss is that of test rows whose class was among the training rows; a cha
 A cell is a data set with one size. Intervals are those of chance in the draws (95 %, Student's t
 over the draws of each cell, paired); data sets are as they are. Draws of one pool share rows, so
 that the true intervals are somewhat wider. Seconds are those of the processor, for `fit` and
-`predict` from stored vectors, reading included. `FusionClassifier.fit` repeats itself in five folds
-for what `summary` reports, which changes nothing else: it does so here in the first draw only, for
-its seconds.
+`predict` from stored vectors, reading included. `FusionClassifier.fit` repeats itself in five
+folds for what `summary` reports, which changes nothing else: it does so here in the first draw
+only, for its seconds.
 
 Vectors and results are kept in the user's cache folder, so a run that was stopped goes on where it
 was. A change of the library is measured anew under another `VERSIONS["ours"]` of `_contenders.py`;
