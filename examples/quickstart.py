@@ -3,11 +3,11 @@
 Classify texts, without choosing a layer
 ========================================
 
-`FusionClassifier` takes language models and labelled texts. It blends all layers and poolings of
-each model, fuses the models, TF-IDF beside them, and trains a classifier. Nothing is chosen by
-hand, and each text passes through each model once: the vectors stay in a store on disk, so that
-its cross-validation and a second run encode nothing. What it prints is scored on texts that had no
-part in any choice, beside TF-IDF, which needs no language model.
+`FusionClassifier` takes language models and labelled texts. It blends all layers of each model,
+fuses the models, TF-IDF beside them, leaves out what does not pay, and trains a classifier.
+Nothing is chosen by hand, and each text passes through each model once: the vectors stay in a
+store on disk, so that its cross-validation and a second run encode nothing. What it prints is
+scored on texts that had no part in any choice, beside TF-IDF, which needs no language model.
 
 Run it on your own texts, a csv or csv.gz file, and with models of your own::
 
