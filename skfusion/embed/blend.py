@@ -1,4 +1,4 @@
-"""``layer="blend"``: the weighted vectors of all layers and poolings as rotated components."""
+"""``layer="blend"``: the weighted vectors of all layers and poolings as even components."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from .._targets import Targets
 from ..linear.blending import BlendComponents, blend_shares, fit_components
-from ..linear.rotation import rotate
+from ..linear.rotation import even_columns
 from ..linear.scaling import Scaler, Vectors, fit_scaler
 from .shards import Column
 
 #: Yields the vectors (n_texts, width) of columns, one column after the other.
 Read = Callable[[Sequence[Column]], Iterable[Vectors]]
+_ROWS = 4096  # that are projected together
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +32,17 @@ class Blend:
         """Return the width of the output."""
         return int(self.components.projections[0].shape[1])
 
-    def __call__(self, vectors: Iterable[Vectors]) -> Vectors:
+    def __call__(self, vectors: Iterable[Vectors], n_texts: int) -> Vectors:
         """Return the components of texts, whose columns are read one after the other."""
-        return self.components(_scaled(self.scalers, vectors))
+        total = np.zeros((n_texts, self.n_components), dtype=np.float32)
+        maps = zip(self.scalers, self.components.means, self.components.projections, strict=True)
+        for block, (scale, mean, projection) in zip(vectors, maps, strict=True):
+            wide = projection.astype(np.float64)
+            for start in range(0, n_texts, _ROWS):
+                rows = slice(start, start + _ROWS)
+                # Products of floats of 64 bits, as those of 32 depend on the rows beside a row.
+                total[rows] += (scale(block[rows].astype(np.float64)) - mean) @ wide
+        return total
 
 
 def fit_blend(
@@ -57,8 +66,8 @@ def fit_blend(
     kept = tuple(columns[i] for i in counted)
     scales = tuple(scalers[i] for i in counted)
     found = fit_components(lambda: _scaled(scales, read(kept)), shares[counted], n_components, rng)
-    rotated = tuple(map(rotate, found.projections))
-    return Blend(kept, scales, replace(found, projections=rotated)), shares
+    projections = tuple(map(even_columns, found.projections))
+    return Blend(kept, scales, replace(found, projections=projections)), shares
 
 
 def _scaled(scalers: Iterable[Scaler], vectors: Iterable[Vectors]) -> Iterator[Vectors]:
