@@ -145,13 +145,13 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         with config_context(transform_output="default"):
             union, blocks = plan.embed(X, y)
             self._models = tuple(name for name, _ in union.embedders_)
-            self.pipeline_ = plan.finish(union, blocks, self._models, y, weights)
-            clock.note("first fit")
-            clock.search_from = clock.last
+            fused = plan.fuse_models(union, blocks, self._models, y)
+            self.pipeline_ = plan.finish(fused, y, weights)
+            clock.end_first_fit()
             if plan.chooses:
-                kept = plan.choose(union, blocks, y, clock)
-                if kept != self._models:
-                    self.pipeline_ = plan.finish(union, blocks, kept, y, weights)
+                kept = plan.choose(union, blocks, y, fused, clock)
+                if kept.names != self._models:
+                    self.pipeline_ = plan.finish(kept, y, weights)
                 clock.note("choice of models")
             self._cross_validate(plan, X, y, weights, targets, clock, seed)
         self.n_rows_ = len(y)
@@ -171,10 +171,8 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
             )
         if texts and self.tfidf and TFIDF not in given:
             embedders.append((TFIDF, make_words()))
-        if TFIDF not in given and self.tfidf == "auto":
-            given.add(TFIDF)
-        elif self.tfidf is True:
-            given.discard(TFIDF)
+            if self.tfidf == "auto":
+                given.add(TFIDF)
         return Plan(
             union=EmbedderUnion(
                 embedders, memory=self.memory, n_jobs=self.n_jobs, verbose=self.verbose
@@ -225,11 +223,12 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
                     break
                 rows, held = _safe_indexing(X, train), _safe_indexing(X, test)
                 union, blocks = plan.embed(rows, y[train])
-                names = tuple(name for name, _ in union.embedders_)
+                everything = tuple(name for name, _ in union.embedders_)
+                fused = plan.fuse_models(union, blocks, everything, y[train])
                 if plan.chooses:
-                    names = plan.choose(union, blocks, y[train], clock)
+                    fused = plan.choose(union, blocks, y[train], fused, clock)
                 w = None if weights is None else weights[train]
-                fitted = plan.finish(union, blocks, names, y[train], w)
+                fitted = plan.finish(fused, y[train], w)
                 scores.append(score(scorer, fitted, held, y[test]))
                 other = clone(baseline).fit(words_or_rows(plan, rows), y[train])
                 others.append(score(scorer, other, words_or_rows(plan, held), y[test]))
