@@ -22,6 +22,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils._param_validation import HasMethods, StrOptions
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _ensure_no_complex_data
 
 from ._targets import CLASSES, Targets, Task, read_targets
 from .embed.store import VectorStore
@@ -392,6 +393,7 @@ class FusionRegressor(RegressorMixin, BaseFusion):
 
     def _read_targets(self, y: Any) -> Targets:
         why = f"{type(self).__name__} takes one column of numbers"
+        _ensure_no_complex_data(np.asarray(y))
         return read_targets(y, {"continuous"}, why)
 
     def _make_head(self, seed: int) -> Any:

@@ -32,10 +32,10 @@ from skfusion import (
 #: Checks that an estimator may fail, by its name (of a search with its estimator's), and why.
 EXPECTED_FAILED_CHECKS: dict[str, dict[str, str]] = {
     # As of LogisticRegressionCV: two rows are not always in one fold, as a row of weight 2 is.
-    **dict.fromkeys(
-        ("FusionHead", "FusionClassifier", "FusionRegressor"),
-        {"check_sample_weight_equivalence_on_dense_data": "folds count rows, not weights"},
-    ),
+    **{
+        name: {"check_sample_weight_equivalence_on_dense_data": "folds count rows, not weights"}
+        for name in ("FusionHead", "FusionClassifier", "FusionRegressor")
+    },
     # One of the two that GridSearchCV has itself, for the same reason.
     "OptunaSearchCV(Ridge)": {
         "check_supervised_y_2d": "Ridge takes a y of two columns, so nothing warns"

@@ -16,11 +16,10 @@ from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import check_scoring, get_scorer_names
 from sklearn.pipeline import Pipeline
-from sklearn.utils import Tags, _safe_indexing, check_random_state
+from sklearn.utils import Tags, _safe_indexing, check_random_state, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import (
     _check_sample_weight,
-    check_consistent_length,
     check_is_fitted,
 )
 
@@ -35,12 +34,12 @@ from .recipe_plan import (
     TFIDF,
     Clock,
     Plan,
+    baseline_rows,
     make_words,
     name_models,
     score,
     splits,
     takes_texts,
-    words_or_rows,
 )
 from .recipe_report import cost_lines, head_lines, score_lines, weight_lines
 
@@ -135,9 +134,13 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         X, y = splittable(X), splittable(y)
         if plan.takes_texts:
             X = as_sequence(X)
-        check_consistent_length(X, y)
+        X, y = indexable(X, y)
         targets = self._read_targets(y)
         y = targets.matrix[:, 0] if targets.classes is None else targets.classes[targets.codes]
+        if len(y) < 2:
+            raise ValueError(
+                f"There must be two rows at least to learn from, got n_samples={len(y)}."
+            )
         weights = None
         if sample_weight is not None:
             rows = np.empty((len(y), 1))
@@ -213,7 +216,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         seed: int,
     ) -> None:
         """Repeat all of `fit` without each fold, and score the fold."""
-        self.baseline_name_, baseline = self._make_baseline(plan.takes_texts)
+        self.baseline_name_, baseline = self._make_baseline(plan.reads_words(X))
         scorer = check_scoring(self.pipeline_, scoring=self.scoring)
         scores, others = [], []
         with warnings.catch_warnings():
@@ -230,8 +233,15 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
                 w = None if weights is None else weights[train]
                 fitted = plan.finish(fused, y[train], w)
                 scores.append(score(scorer, fitted, held, y[test]))
-                other = clone(baseline).fit(words_or_rows(plan, rows), y[train])
-                others.append(score(scorer, other, words_or_rows(plan, held), y[test]))
+                others.append(
+                    score(
+                        scorer,
+                        clone(baseline),
+                        baseline_rows(plan, held),
+                        y[test],
+                        fit_on=(baseline_rows(plan, rows), y[train]),
+                    )
+                )
         self.scores_, self.baseline_scores_ = np.array(scores), np.array(others)
         clock.note("cross-validation")
 

@@ -60,19 +60,24 @@ class Plan:
     takes_texts: bool
     chooses: bool
 
+    def reads_words(self, X: Any) -> bool:
+        """Whether there are texts, and one of them at least has a word."""
+        return self.takes_texts and _has_words(X)
+
     def embed(self, X: Any, y: Any) -> tuple[EmbedderUnion, EmbeddingBlocks]:
         """Fit the embedders; words are left out where there are none."""
         union = clone(self.union)
-        if TFIDF in self.droppable and not _has_words(X):
+        if TFIDF in self.droppable and not self.reads_words(X):
             union.set_params(**{TFIDF: "drop"})
-        return union, union.fit_transform(X, y)
+        return union, union.fit_transform(X, _varying(y))
 
     def fuse_models(
         self, union: EmbedderUnion, blocks: EmbeddingBlocks, names: Sequence[str], y: Any
     ) -> Fused:
         """Fuse the blocks of some models."""
         kept, fuse = union.select(names), clone(self.fuse)
-        return Fused(kept, fuse, fuse.fit_transform(blocks.select([*kept.output_indices_]), y))
+        part = blocks.select([*kept.output_indices_])
+        return Fused(kept, fuse, fuse.fit_transform(part, _varying(y)))
 
     def finish(self, fused: Fused, y: Any, weights: NDArray[np.float64] | None) -> Pipeline:
         """Train the head on fused models."""
@@ -110,6 +115,11 @@ class Plan:
             ]
             tried = [names for names in smaller if names and names not in scores]
         return made[chosen]
+
+
+def _varying(y: NDArray[Any]) -> NDArray[Any] | None:
+    """Return targets that something can be learnt from."""
+    return y if (y != y[0]).any() else None
 
 
 def _cost(name: str) -> float:
@@ -189,14 +199,16 @@ def _unique(name: str, taken: Container[str]) -> str:
     return next(one for one in tries if one not in taken)
 
 
-def words_or_rows(plan: Plan, X: Any) -> Any:
+def baseline_rows(plan: Plan, X: Any) -> Any:
     """Return what a baseline reads: the texts, or for tables nothing but the number of rows."""
     return X if plan.takes_texts else np.zeros((_num_samples(X), 1))
 
 
-def score(scorer: Any, fitted: Any, X: Any, y: Any) -> float:
-    """Return a score; NaN where the fold cannot be scored, such as for lack of a class."""
+def score(scorer: Any, fitted: Any, X: Any, y: Any, fit_on: Any = None) -> float:
+    """Return a score; NaN where there is none, such as for lack of a class or of any word."""
     try:
+        if fit_on is not None:
+            fitted.fit(*fit_on)
         return float(scorer(fitted, X, y))
     except ValueError:
         return float("nan")
