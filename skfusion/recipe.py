@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import joblib
@@ -22,6 +22,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils._param_validation import HasMethods, StrOptions
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _ensure_no_complex_data
 
 from ._targets import CLASSES, Targets, Task, read_targets
 from .embed.store import VectorStore
@@ -59,8 +60,8 @@ class FusionClassifier(ClassifierMixin, BaseFusion):
         The last step: `FusionHead` of this kind, or a classifier that is taken as it is.
     scoring : str or callable, default="f1_macro"
         What the classifier should be good at; see `FusionHead`. Probabilities do not depend on it.
-    class_weight : {"auto", "sqrt", "balanced", None}, default="auto"
-        How much `predict` helps rare classes; "auto" finds what suits `scoring`.
+    class_weight : {"auto", "sqrt", "balanced"}, dict or None, default="auto"
+        How much `predict` helps rare classes, or each class; "auto" finds what suits `scoring`.
     subset : {"auto", "all"}, default="auto"
         Whether to leave out models without which leave-one-out predictions are as good, within
         one paired standard error.
@@ -149,7 +150,7 @@ class FusionClassifier(ClassifierMixin, BaseFusion):
         tfidf: bool | str = "auto",
         head: Any = "auto",
         scoring: str | Callable[..., Any] = "f1_macro",
-        class_weight: str | None = "auto",
+        class_weight: Mapping[Any, float] | str | None = "auto",
         subset: str = "auto",
         cv: int = 5,
         time_budget: float | None = None,
@@ -295,7 +296,8 @@ class FusionRegressor(RegressorMixin, BaseFusion):
     pipeline_ : Pipeline
         The fitted steps "embed" (`EmbedderUnion`), "fuse" (`FusionTransformer`) and "reg".
     model_weights_, scores_, baseline_scores_, baseline_name_, seconds_, n_rows_
-        As those of `FusionClassifier`. The baseline is TF-IDF with ridge regression; for tables the mean.
+        As those of `FusionClassifier`. The baseline is TF-IDF with ridge regression; for tables
+        the mean.
     n_features_in_, feature_names_in_ : int and ndarray of str
         Of tables; texts have none.
 
@@ -391,6 +393,7 @@ class FusionRegressor(RegressorMixin, BaseFusion):
 
     def _read_targets(self, y: Any) -> Targets:
         why = f"{type(self).__name__} takes one column of numbers"
+        _ensure_no_complex_data(np.asarray(y))
         return read_targets(y, {"continuous"}, why)
 
     def _make_head(self, seed: int) -> Any:

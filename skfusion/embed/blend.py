@@ -1,4 +1,4 @@
-"""``layer="blend"``: the weighted vectors of all layers and poolings as rotated components."""
+"""``layer="blend"``: the weighted vectors of all layers and poolings as even components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .._targets import Targets
 from ..linear.blending import BlendComponents, blend_shares, fit_components
-from ..linear.rotation import rotate
+from ..linear.rotation import even_columns
 from ..linear.scaling import Scaler, Vectors, fit_scaler
 from .shards import Column
 
@@ -66,8 +66,8 @@ def fit_blend(
     kept = tuple(columns[i] for i in counted)
     scales = tuple(scalers[i] for i in counted)
     found = fit_components(lambda: _scaled(scales, read(kept)), shares[counted], n_components, rng)
-    rotated = tuple(map(rotate, found.projections))
-    return Blend(kept, scales, replace(found, projections=rotated)), shares
+    projections = tuple(map(even_columns, found.projections))
+    return Blend(kept, scales, replace(found, projections=projections)), shares
 
 
 def _scaled(scalers: Iterable[Scaler], vectors: Iterable[Vectors]) -> Iterator[Vectors]:

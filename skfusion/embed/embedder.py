@@ -183,12 +183,13 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     bfloat16; storing as float16 adds at most 1e-3. See `Backbone`.
 
     The columns of "blend" are not the principal components themselves but a rotation of them, in
-    which no column varies much more than another. Inner products of rows stay what they were, so
-    that logistic regression or another linear or kernel method learns the same. What looks at
-    columns one by one, such as a `StandardScaler` or a forest, does not take the last components,
-    which are mostly noise, for as much as the first. The training rows have a mean squared norm
-    of 1, or less where `n_components` leaves some out. A fitted "blend" holds a float32 for each
-    column that counts and each component: 11 MB for 7 layers of 384 values and 1,000 components.
+    which the columns of the training rows have a mean variance of 1 and none varies by more than
+    2. Inner products of rows are those of the weighted vectors, times the number of components,
+    so that logistic regression or another linear or kernel method learns the same from them. What
+    treats columns alike, such as a `StandardScaler` or a network that standardises, does not take
+    the last components, which are mostly noise, for as much as the first. A fitted "blend" holds
+    a float32 for each value of a vector of each layer and pooling that counts, and each component:
+    11 MB for 7 layers of 384 values and 1,000 components.
 
     "auto" sees the rows that `fit` sees and nothing else, so that cross-validation of a pipeline
     stays honest. "logme" is the default since it errs least with few rows, less than
@@ -463,7 +464,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         targets = None
         if self._chooses():  # said before the texts pass through the model
             targets = read_criterion_targets(self.layer_criterion, y, len(texts), task=self.task)
-        elif self._blends() and y is not None:
+        elif self._blends() and y is not None:  # weighed by ridge regression, too
             targets = read_criterion_targets("ridge", y, len(texts), task=self.task)
         for name in _BY_TEXTS:
             self.__dict__.pop(name, None)
@@ -513,8 +514,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         read = self._reader(texts, columns, progress)
         blend, shares = fit_blend(read, columns, targets, self.n_components, rng)
         self._blend = blend
-        self.layers_ = [k for k in self.layers_ if any(k == layer for layer, _ in blend.columns)]
-        self.poolings_ = [p for p in self.poolings_ if any(p == name for _, name in blend.columns)]
+        layers, poolings = map(set, zip(*blend.columns, strict=True))
+        self.layers_ = [layer for layer in self.layers_ if layer in layers]
+        self.poolings_ = [pooling for pooling in self.poolings_ if pooling in poolings]
         names = map(_block_name, columns)
         self.layer_weights_ = dict(zip(names, shares.tolist(), strict=True))
 

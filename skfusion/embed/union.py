@@ -132,7 +132,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
 
     @_fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: ArrayLike, y: Any = None, **params: Any) -> EmbedderUnion:
-        """Fit every embedder; a language model reads its config alone, unless it chooses a layer.
+        """Fit every embedder; a language model reads its config alone, unless it looks at layers.
 
         Parameters
         ----------

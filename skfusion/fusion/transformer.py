@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 from .._blocks import EmbeddingBlocks, output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
 from .._targets import CLASSES, LABELS, NUMBERS, TASKS, Targets, Task, read_targets, require_y
-from ..linear.blending import blend_shares, fit_components
+from ..linear.blending import blend_shares, fit_components, without_repeats
 from ..linear.scaling import fit_scaler
 from .operators import Operator, mean
 from .projection import (
@@ -129,9 +129,9 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     ------
     ValueError
         In `fit`, if boundaries cannot be found, blocks hold NaN or infinite values, widths do
-        not suit the operator, or y is missing where ``projection="supervised"`` needs it. A block that does not vary
-        gives zeros. A single training row gives finite results where no PCA is asked for, and
-        an error otherwise.
+        not suit the operator, or y is missing where ``projection="supervised"`` needs it. A
+        block that does not vary gives zeros. A single training row gives finite results where no
+        PCA is asked for, and an error otherwise.
 
     Warns
     -----
@@ -225,9 +225,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         learns = self._needs_y() or (operator is None and y is not None)
         targets = self._read_targets(y, len(blocks[0])) if learns else None
         rng = check_random_state(self.random_state)
-        scalers = [
-            fit_scaler(block, how) for block, how in zip(blocks, self._scales(X), strict=True)
-        ]
+        scalers = list(map(fit_scaler, blocks, self._scales(X)))
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
         for name in ("blend_", "kernel_weights_"):
             self.__dict__.pop(name, None)
@@ -239,12 +237,12 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         self.scalers_ = dict(zip(self.block_indices_, scalers, strict=True))
         self.projections_ = dict(zip(self.block_indices_, projections, strict=False))
         self._operator, self._residual = self.operator, self.residual
+        plain = self.operator == "concat"
         self.output_indices_ = output_layout(
             self.block_indices_,
             self._fuse([block[:1] for block in scaled]).shape[1],
-            None if self.operator == "concat" else self.operator,
-            with_blocks=self.operator == "concat"
-            or (self.residual == "concat" and operator is not None),
+            None if plain else self.operator,
+            with_blocks=plain or (operator is not None and self.residual == "concat"),
         )
         return self
 
@@ -322,6 +320,11 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         self, scaled: list[NDArray[Any]], targets: Targets | None, rng: np.random.RandomState
     ) -> None:
         """Learn the shares of "weighted" and its components."""
+        if targets is not None:
+            rows = (
+                b"".join(row.tobytes() for row in parts) for parts in zip(*scaled, strict=True)
+            )
+            targets = without_repeats(targets, rows)
         self.kernel_weights_ = blend_shares(scaled, range(len(scaled)), targets, rng)
         kept = list(compress(scaled, self.kernel_weights_))
         shares = self.kernel_weights_[self.kernel_weights_ > 0]

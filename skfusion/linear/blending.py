@@ -118,6 +118,18 @@ def draw_rows(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
     return np.sort(rows[np.argsort(place, kind="stable")[:MOST_ROWS]])
 
 
+def without_repeats(targets: Targets, rows: Iterable[Hashable]) -> Targets:
+    """Return targets in which repeated rows, with the same target, have their weight in the first.
+
+    A row that is left out would else be learnt from its copy.
+    """
+    first: dict[Hashable, int] = {}
+    weights = np.zeros(len(targets))
+    for i, (row, target) in enumerate(zip(rows, targets.matrix, strict=True)):
+        weights[first.setdefault((row, target.tobytes()), i)] += targets.weights[i]
+    return targets.weighted(weights)
+
+
 class _Groups:
     """Sums of the kernels of each group's blocks, where a group has several."""
 
@@ -189,18 +201,14 @@ def score_features(features: Block, targets: Targets) -> float:
     n_rows, width = features.shape
     if n_rows <= width:
         return score_kernel(features @ features.T, targets)
-    weights = _fit_weights(targets)
-    return _best(
-        lambda penalty: leave_one_out_features(features, penalty, targets.matrix, weights), targets
-    )
+    errors_at = leave_one_out_features(features, targets.matrix, _fit_weights(targets))
+    return _best(errors_at, targets)
 
 
 def score_kernel(kernel: Block, targets: Targets) -> float:
     """Return minus the loss of rows left out of a ridge regression by a kernel."""
-    weights = _fit_weights(targets)
-    return _best(
-        lambda penalty: leave_one_out_kernel(kernel, penalty, targets.matrix, weights), targets
-    )
+    errors_at = leave_one_out_kernel(kernel, targets.matrix, _fit_weights(targets))
+    return _best(errors_at, targets)
 
 
 def loss(errors: Floats, targets: Targets) -> float:

@@ -12,6 +12,7 @@ By kernel, with M = K + λ diag(1 / w) and P = M⁻¹ - M⁻¹ 1 1ᵀ M⁻¹ / (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,56 +77,71 @@ def leave_one_out_path(
 
 
 def leave_one_out_features(
-    features: NDArray[np.floating[Any]], penalty: float, matrix: Floats, weights: Floats
-) -> Floats:
-    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, at one λ.
+    features: NDArray[np.floating[Any]], matrix: Floats, weights: Floats
+) -> Callable[[float], Floats]:
+    """Return a function of λ: target minus prediction (n_samples, n_outputs) of rows left out.
 
-    It costs a Cholesky factor, a fraction of what `leave_one_out_path` needs for all λ.
+    For few λ: each costs a Cholesky factor, a fraction of what `leave_one_out_path` needs.
 
     Examples
     --------
     >>> import numpy as np
     >>> y = np.array([[0.0], [1.0], [2.0]])
-    >>> leave_one_out_features(np.zeros((3, 1)), 1.0, y, np.ones(3)).ravel()
+    >>> leave_one_out_features(np.zeros((3, 1)), y, np.ones(3))(1.0).ravel()
     array([-1.5,  0. ,  1.5])
     """
     rows, roots = _centre(features, weights), np.sqrt(weights)
     covariance = rows.T @ rows
-    covariance[np.diag_indices_from(covariance)] += covariance.dtype.type(penalty)
-    factor = linalg.cholesky(covariance, lower=True, overwrite_a=True, check_finite=False)
-    half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
-    leverage = weights / weights.sum() + np.square(half).sum(axis=0, dtype=np.float64)
     residual = (matrix - (weights @ matrix) / weights.sum()) * roots[:, None]
-    fitted = half.T @ (half @ residual.astype(half.dtype))
-    free = np.maximum(1 - leverage, np.finfo(half.dtype).eps) * roots
-    errors: Floats = (residual - fitted) / free[:, None]
+    least = np.finfo(rows.dtype).eps
+
+    def errors(penalty: float) -> Floats:
+        factor = linalg.cholesky(_load(covariance, penalty), lower=True, overwrite_a=True)
+        half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
+        leverage = weights / weights.sum() + np.square(half).sum(axis=0, dtype=np.float64)
+        fitted = half.T @ (half @ residual.astype(half.dtype))
+        free = np.maximum(1 - leverage, least) * roots
+        missed: Floats = (residual - fitted) / free[:, None]
+        return missed
+
     return errors
 
 
 def leave_one_out_kernel(
-    kernel: NDArray[np.floating[Any]], penalty: float, matrix: Floats, weights: Floats
-) -> Floats:
-    """Return target minus prediction (n_samples, n_outputs) of rows left out in turn, at one λ.
+    kernel: NDArray[np.floating[Any]], matrix: Floats, weights: Floats
+) -> Callable[[float], Floats]:
+    """Return a function of λ: target minus prediction (n_samples, n_outputs) of rows left out.
 
     Examples
     --------
     >>> import numpy as np
     >>> y = np.array([[0.0], [1.0], [2.0]])
-    >>> leave_one_out_kernel(np.zeros((3, 3)), 1.0, y, np.ones(3)).ravel().round(6)
+    >>> leave_one_out_kernel(np.zeros((3, 3)), y, np.ones(3))(1.0).ravel().round(6)
     array([-1.5,  0. ,  1.5])
     """
-    loaded = kernel.copy()
-    loaded[np.diag_indices_from(loaded)] += (penalty / weights).astype(kernel.dtype)
-    (invert,) = linalg.get_lapack_funcs(("potri",), (loaded,))
-    factor = linalg.cholesky(loaded, lower=True, overwrite_a=True, check_finite=False)
-    inverse, _ = invert(factor, lower=True, overwrite_c=True)
-    inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    ones = inverse.sum(axis=1, dtype=np.float64)
-    diagonal = np.diag(inverse) - ones**2 / ones.sum()
-    # A single row leaves none to learn from: its P is 0.
-    pulled = inverse @ matrix.astype(inverse.dtype) - np.outer(ones, ones @ matrix / ones.sum())
-    errors: Floats = pulled / np.maximum(diagonal, _TINY)[:, None]
+    (invert,) = linalg.get_lapack_funcs(("potri",), (kernel,))
+
+    def errors(penalty: float) -> Floats:
+        loaded = _load(kernel, penalty / weights)
+        factor = linalg.cholesky(loaded, lower=True, overwrite_a=True, check_finite=False)
+        inverse, _ = invert(factor, lower=True, overwrite_c=True)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        ones = inverse.sum(axis=1, dtype=np.float64)
+        pulled = inverse @ matrix.astype(inverse.dtype)
+        pulled = pulled - np.outer(ones, ones @ matrix / ones.sum())
+        # A single row leaves none to learn from: its P is 0.
+        diagonal = np.maximum(np.diag(inverse) - ones**2 / ones.sum(), _TINY)
+        missed: Floats = pulled / diagonal[:, None]
+        return missed
+
     return errors
+
+
+def _load(gram: NDArray[np.floating[Any]], penalty: float | Floats) -> NDArray[np.floating[Any]]:
+    """Return a copy with penalties added to the diagonal."""
+    loaded = gram.copy()
+    loaded[np.diag_indices_from(loaded)] += np.asarray(penalty, dtype=gram.dtype)
+    return loaded
 
 
 def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.floating[Any]]:

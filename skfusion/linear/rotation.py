@@ -9,19 +9,22 @@ from numpy.typing import NDArray
 from scipy import fft
 
 
-def rotate(projection: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Rotate the columns of a projection by the orthonormal cosine transform.
+def even_columns(projection: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Rotate a projection on principal components, and scale it to columns of like variance.
 
-    Projected rows keep their inner products. Principal components on their own would be whitened
-    by a `StandardScaler` behind them, which takes the last ones, mostly noise, for as much as the
-    first; of rotated ones no column's variance is more than twice the mean.
+    Of rows whose mean squared norm is 1, columns of mean variance 1 are made, none of which varies
+    by more than 2. Inner products are multiplied by the number of components, and are otherwise
+    what they were. A `StandardScaler` or a network that standardises would whiten the components
+    themselves: the last ones, which are mostly noise, would count as much as the first.
 
     Examples
     --------
     >>> import numpy as np
-    >>> rotate(np.array([[2.0, 0.0], [0.0, 0.0]])).round(3)
-    array([[1.414, 1.414],
-           [0.   , 0.   ]])
+    >>> even_columns(np.array([[1.0, 0.0], [0.0, 0.0]])).round(3)
+    array([[1., 1.],
+           [0., 0.]])
     """
-    rotated: NDArray[np.floating[Any]] = fft.dct(projection, type=2, norm="ortho", axis=1)
+    # The cosine transform has no sign or order of its own, and costs nothing in `transform`.
+    rotated = fft.dct(projection, type=2, norm="ortho", axis=1)
+    rotated *= rotated.dtype.type(np.sqrt(projection.shape[1]))
     return np.ascontiguousarray(rotated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -51,8 +51,9 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         the same ("macro" or "balanced" in their name) decisions start as those of balanced
         weights, for others as the likeliest class; another strength is taken where it is better
         on held-out rows by more than one standard error.
-    class_weight : {"auto", "sqrt", "balanced", None}, default="auto"
-        Sets that strength itself: None predicts the likeliest class.
+    class_weight : {"auto", "sqrt", "balanced"}, dict or None, default="auto"
+        Sets that strength itself: None predicts the likeliest class. A dict has the factor of
+        each class, 1 where it names none, that its probability is multiplied by.
     cv : int, default=5
         How many folds are held out in turn.
     random_state : int, RandomState instance or None, default=None
@@ -65,7 +66,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
     kind_ : str
         What was trained.
     strength_ : float
-        How many times the log shares are taken off.
+        How many times the log shares are taken off; NaN where `class_weight` is a dict.
     offsets_ : ndarray of shape (n_classes,)
         What is added to log-probabilities in `predict`; 0 in the mean.
     coef_, intercept_ : ndarray of shape (n_classes, n_features) and (n_classes,)
@@ -111,7 +112,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
     _parameter_constraints: dict[str, Any] = {
         "kind": [StrOptions({"auto", "logistic", "ridge", "network"})],
         "scoring": [StrOptions(set(get_scorer_names())), callable],
-        "class_weight": [StrOptions({"auto", "sqrt", "balanced"}), None],
+        "class_weight": [StrOptions({"auto", "sqrt", "balanced"}), dict, None],
         "cv": [Interval(Integral, 2, None, closed="left")],
         "random_state": ["random_state"],
     }
@@ -121,7 +122,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         kind: str = "auto",
         *,
         scoring: str | Callable[..., Any] = "f1_macro",
-        class_weight: str | None = "auto",
+        class_weight: Mapping[Any, float] | str | None = "auto",
         cv: int = 5,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -132,9 +133,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> FusionHead:
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> FusionHead:
         """Choose penalty, kind and decisions by held-out rows, and train on all.
 
         Parameters
@@ -189,8 +188,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         self.coef_, self.intercept_ = best.coefficients.T, best.intercept
         self.strength_ = self._choose_strength(best.held_out, targets)
         self._try_network(X, targets, folds, best, int(rng.randint(2**31 - 1)))
-        log_shares = np.log(np.maximum(targets.shares @ targets.matrix, _TINY))
-        self.offsets_ = -self.strength_ * (log_shares - log_shares.mean())
+        self.offsets_ = self._offsets(targets)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Floats:
@@ -223,10 +221,11 @@ class FusionHead(ClassifierMixin, BaseEstimator):
             Columns in the order of ``classes_``.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=_FLOATS)
+        rows: NDArray[Any] = validate_data(self, X, reset=False, dtype=_FLOATS)
         if self.kind_ == "network":
-            return np.log(np.maximum(self.network_.predict_proba(X), _TINY))
-        return log_chances(X @ self.coef_.T + self.intercept_)
+            chances: Floats = np.log(np.maximum(self.network_.predict_proba(rows), _TINY))
+            return chances
+        return log_chances(rows @ self.coef_.T + self.intercept_)
 
     def decision_function(self, X: ArrayLike) -> Floats:
         """Return log-probabilities with the offsets, by which `predict` decides.
@@ -242,7 +241,9 @@ class FusionHead(ClassifierMixin, BaseEstimator):
             For two classes by how much ``classes_[1]`` is ahead.
         """
         decision = self.predict_log_proba(X) + self.offsets_
-        return decision[:, 1] - decision[:, 0] if len(self.classes_) == 2 else decision
+        binary = len(self.classes_) == 2
+        ahead: Floats = decision[:, 1] - decision[:, 0] if binary else decision
+        return ahead
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the class with the highest log-probability plus offset.
@@ -261,13 +262,25 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         predicted: NDArray[Any] = self.classes_[decision.argmax(axis=1)]
         return predicted
 
+    def _offsets(self, targets: Targets) -> Floats:
+        """Return the logarithms of the factors of classes, 0 in the mean."""
+        if isinstance(self.class_weight, Mapping):
+            factors = [self.class_weight.get(c, 1.0) for c in self.classes_.tolist()]
+            offsets = np.log(np.maximum(factors, _TINY))
+        else:
+            offsets = -self.strength_ * np.log(targets.shares @ targets.matrix)
+        centred: Floats = offsets - offsets.mean()
+        return centred
+
     def _choose_strength(self, held_out: Floats, targets: Targets) -> float:
         """Return the usual strength, or another that is better by more than one error."""
+        if isinstance(self.class_weight, Mapping):
+            return float("nan")
         if self.class_weight != "auto":
             return STRENGTHS[self.class_weight]
         name = self.scoring if isinstance(self.scoring, str) else ""
         usual = 1.0 if "macro" in name or "balanced" in name else 0.0
-        log_shares = np.log(np.maximum(targets.shares @ targets.matrix, _TINY))
+        log_shares = np.log(targets.shares @ targets.matrix)
         if len(set(log_shares)) == 1 or not np.isfinite(held_out).all():
             return usual
         decided = _Decided(held_out, log_shares, self.classes_)

@@ -16,11 +16,10 @@ from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import check_scoring, get_scorer_names
 from sklearn.pipeline import Pipeline
-from sklearn.utils import Tags, _safe_indexing, check_random_state
+from sklearn.utils import Tags, _safe_indexing, check_random_state, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import (
     _check_sample_weight,
-    check_consistent_length,
     check_is_fitted,
 )
 
@@ -35,12 +34,12 @@ from .recipe_plan import (
     TFIDF,
     Clock,
     Plan,
+    baseline_rows,
     make_words,
     name_models,
     score,
     splits,
     takes_texts,
-    words_or_rows,
 )
 from .recipe_report import cost_lines, head_lines, score_lines, weight_lines
 
@@ -135,9 +134,13 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         X, y = splittable(X), splittable(y)
         if plan.takes_texts:
             X = as_sequence(X)
-        check_consistent_length(X, y)
+        X, y = indexable(X, y)
         targets = self._read_targets(y)
         y = targets.matrix[:, 0] if targets.classes is None else targets.classes[targets.codes]
+        if len(y) < 2:
+            raise ValueError(
+                f"There must be two rows at least to learn from, got n_samples={len(y)}."
+            )
         weights = None
         if sample_weight is not None:
             rows = np.empty((len(y), 1))
@@ -145,13 +148,13 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         with config_context(transform_output="default"):
             union, blocks = plan.embed(X, y)
             self._models = tuple(name for name, _ in union.embedders_)
-            self.pipeline_ = plan.finish(union, blocks, self._models, y, weights)
-            clock.note("first fit")
-            clock.search_from = clock.last
+            fused = plan.fuse_models(union, blocks, self._models, y)
+            self.pipeline_ = plan.finish(fused, y, weights)
+            clock.end_first_fit()
             if plan.chooses:
-                kept = plan.choose(union, blocks, y, clock)
-                if kept != self._models:
-                    self.pipeline_ = plan.finish(union, blocks, kept, y, weights)
+                kept = plan.choose(union, blocks, y, fused, clock)
+                if kept.names != self._models:
+                    self.pipeline_ = plan.finish(kept, y, weights)
                 clock.note("choice of models")
             self._cross_validate(plan, X, y, weights, targets, clock, seed)
         self.n_rows_ = len(y)
@@ -171,10 +174,8 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
             )
         if texts and self.tfidf and TFIDF not in given:
             embedders.append((TFIDF, make_words()))
-        if TFIDF not in given and self.tfidf == "auto":
-            given.add(TFIDF)
-        elif self.tfidf is True:
-            given.discard(TFIDF)
+            if self.tfidf == "auto":
+                given.add(TFIDF)
         return Plan(
             union=EmbedderUnion(
                 embedders, memory=self.memory, n_jobs=self.n_jobs, verbose=self.verbose
@@ -215,7 +216,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         seed: int,
     ) -> None:
         """Repeat all of `fit` without each fold, and score the fold."""
-        self.baseline_name_, baseline = self._make_baseline(plan.takes_texts)
+        self.baseline_name_, baseline = self._make_baseline(plan.reads_words(X))
         scorer = check_scoring(self.pipeline_, scoring=self.scoring)
         scores, others = [], []
         with warnings.catch_warnings():
@@ -225,14 +226,22 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
                     break
                 rows, held = _safe_indexing(X, train), _safe_indexing(X, test)
                 union, blocks = plan.embed(rows, y[train])
-                names = tuple(name for name, _ in union.embedders_)
+                everything = tuple(name for name, _ in union.embedders_)
+                fused = plan.fuse_models(union, blocks, everything, y[train])
                 if plan.chooses:
-                    names = plan.choose(union, blocks, y[train], clock)
+                    fused = plan.choose(union, blocks, y[train], fused, clock)
                 w = None if weights is None else weights[train]
-                fitted = plan.finish(union, blocks, names, y[train], w)
+                fitted = plan.finish(fused, y[train], w)
                 scores.append(score(scorer, fitted, held, y[test]))
-                other = clone(baseline).fit(words_or_rows(plan, rows), y[train])
-                others.append(score(scorer, other, words_or_rows(plan, held), y[test]))
+                others.append(
+                    score(
+                        scorer,
+                        clone(baseline),
+                        baseline_rows(plan, held),
+                        y[test],
+                        fit_on=(baseline_rows(plan, rows), y[train]),
+                    )
+                )
         self.scores_, self.baseline_scores_ = np.array(scores), np.array(others)
         clock.note("cross-validation")
 

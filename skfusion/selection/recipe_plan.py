@@ -35,6 +35,20 @@ _WORDS_COST = 0.1  # of a language model's
 
 
 @dataclass(frozen=True)
+class Fused:
+    """Some models of a union, and their training rows as one block."""
+
+    union: EmbedderUnion
+    fuse: FusionTransformer
+    columns: NDArray[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the models."""
+        return tuple(name for name, _ in self.union.embedders_)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is built: the steps before they are fitted."""
 
@@ -46,59 +60,66 @@ class Plan:
     takes_texts: bool
     chooses: bool
 
+    def reads_words(self, X: Any) -> bool:
+        """Whether there are texts, and one of them at least has a word."""
+        return self.takes_texts and _has_words(X)
+
     def embed(self, X: Any, y: Any) -> tuple[EmbedderUnion, EmbeddingBlocks]:
         """Fit the embedders; words are left out where there are none."""
         union = clone(self.union)
-        if TFIDF in self.droppable and not _has_words(X):
+        if TFIDF in self.droppable and not self.reads_words(X):
             union.set_params(**{TFIDF: "drop"})
-        return union, union.fit_transform(X, y)
+        return union, union.fit_transform(X, _varying(y))
 
-    def finish(
-        self, union: EmbedderUnion, blocks: EmbeddingBlocks, names: Sequence[str], y: Any, w: Any
-    ) -> Pipeline:
-        """Fuse the blocks of some models and train the head on them."""
-        kept = union.select(names)
-        fuse, (name, head) = clone(self.fuse), self.head
-        columns = fuse.fit_transform(blocks.select(list(kept.output_indices_)), y)
-        head = clone(head).fit(columns, y, **({} if w is None else {"sample_weight": w}))
-        return Pipeline([("embed", kept), ("fuse", fuse), (name, head)])
+    def fuse_models(
+        self, union: EmbedderUnion, blocks: EmbeddingBlocks, names: Sequence[str], y: Any
+    ) -> Fused:
+        """Fuse the blocks of some models."""
+        kept, fuse = union.select(names), clone(self.fuse)
+        part = blocks.select([*kept.output_indices_])
+        return Fused(kept, fuse, fuse.fit_transform(part, _varying(y)))
+
+    def finish(self, fused: Fused, y: Any, weights: NDArray[np.float64] | None) -> Pipeline:
+        """Train the head on fused models."""
+        name, head = self.head[0], clone(self.head[1])
+        head.fit(fused.columns, y, **({} if weights is None else {"sample_weight": weights}))
+        return Pipeline([("embed", fused.union), ("fuse", fused.fuse), (name, head)])
 
     def choose(
-        self, union: EmbedderUnion, blocks: EmbeddingBlocks, y: Any, clock: Clock
-    ) -> tuple[str, ...]:
+        self, union: EmbedderUnion, blocks: EmbeddingBlocks, y: Any, whole: Fused, clock: Clock
+    ) -> Fused:
         """Return the models that pay, by leave-one-out losses of ridge regression.
 
         Models are left out one by one; taken is the cheapest set within one paired standard
         error of the best. Each class counts the same.
         """
-        everything = tuple(name for name, _ in union.embedders_)
         targets = self.targets(y)
         factors = np.ones(len(targets))
         if targets.kind in CLASSES:
             factors = targets.balance(targets.weights)
-        losses: dict[tuple[str, ...], NDArray[np.float64]] = {}
-
-        def choose_among() -> tuple[str, ...]:
-            sets = list(losses)
-            costs = np.array([sum(map(_cost, names)) for names in sets])
-            return sets[cheapest_within_one_error(-np.stack(list(losses.values())), costs)]
-
-        tried, chosen = [everything], everything
-        while not clock.is_over():
+        made = {whole.names: whole}
+        scores: dict[tuple[str, ...], NDArray[np.float64]] = {}
+        chosen, tried = whole.names, [whole.names]
+        while tried and not clock.is_over():
             for names in tried:
-                part = blocks.select(list(union.select(names).output_indices_))
-                columns = clone(self.fuse).fit_transform(part, y)
-                losses[names] = ridge_losses(columns, targets) * factors
-            chosen = choose_among()
-            smaller = [tuple(n for n in chosen if n != out) for out in chosen]
-            tried = [
-                names
-                for names, out in zip(smaller, chosen, strict=True)
-                if names and out in self.droppable and names not in losses
+                if names not in made:
+                    made[names] = self.fuse_models(union, blocks, names, y)
+                scores[names] = -ridge_losses(made[names].columns, targets) * factors
+            sets = list(scores)
+            costs = np.array([sum(map(_cost, names)) for names in sets])
+            chosen = sets[cheapest_within_one_error(np.stack([*scores.values()]), costs)]
+            smaller = [
+                tuple(name for name in chosen if name != out)
+                for out in chosen
+                if out in self.droppable
             ]
-            if not tried:
-                break
-        return chosen
+            tried = [names for names in smaller if names and names not in scores]
+        return made[chosen]
+
+
+def _varying(y: NDArray[Any]) -> NDArray[Any] | None:
+    """Return targets that something can be learnt from."""
+    return y if (y != y[0]).any() else None
 
 
 def _cost(name: str) -> float:
@@ -117,6 +138,11 @@ class Clock:
         """Name the part that ends now."""
         now = time.perf_counter()
         self.seconds[name], self.last = now - self.last, now
+
+    def end_first_fit(self) -> None:
+        """Start the budget."""
+        self.note("first fit")
+        self.search_from = self.last
 
     def is_over(self) -> bool:
         """Whether what comes after the first fit has used up the budget."""
@@ -173,14 +199,16 @@ def _unique(name: str, taken: Container[str]) -> str:
     return next(one for one in tries if one not in taken)
 
 
-def words_or_rows(plan: Plan, X: Any) -> Any:
+def baseline_rows(plan: Plan, X: Any) -> Any:
     """Return what a baseline reads: the texts, or for tables nothing but the number of rows."""
     return X if plan.takes_texts else np.zeros((_num_samples(X), 1))
 
 
-def score(scorer: Any, fitted: Any, X: Any, y: Any) -> float:
-    """Return a score; NaN where the fold cannot be scored, such as for lack of a class."""
+def score(scorer: Any, fitted: Any, X: Any, y: Any, fit_on: Any = None) -> float:
+    """Return a score; NaN where there is none, such as for lack of a class or of any word."""
     try:
+        if fit_on is not None:
+            fitted.fit(*fit_on)
         return float(scorer(fitted, X, y))
     except ValueError:
         return float("nan")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
+
+Floats = NDArray[np.float64]
 
 _MOST_LAYERS = 4  # that a line names
 _LEVEL = 0.95
@@ -22,15 +25,15 @@ class Interval:
     high: float
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
+def mean_interval(values: Floats) -> Interval:
     """Return the mean of the finite values, and where it lies with 95 % of certainty.
 
     Examples
     --------
-    >>> mean_interval([1.0, 1.0])
+    >>> mean_interval(np.array([1.0, 1.0]))
     Interval(mean=1.0, low=1.0, high=1.0)
     """
-    kept = np.array([value for value in values if np.isfinite(value)])
+    kept = values[np.isfinite(values)]
     if not len(kept):
         return Interval(float("nan"), float("nan"), float("nan"))
     mean = float(kept.mean())
@@ -41,14 +44,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - reach, mean + reach)
 
 
-def score_lines(
-    scoring: str, scores: Sequence[float], baseline: Sequence[float], baseline_name: str
-) -> list[str]:
+def score_lines(scoring: str, scores: Floats, baseline: Floats, baseline_name: str) -> list[str]:
     """Say how good it is in cross-validation, and how much better than the baseline."""
     if not len(scores):
         return ["score: not estimated (too few rows for folds, or no time left)"]
     own, other = mean_interval(scores), mean_interval(baseline)
-    ahead = mean_interval([a - b for a, b in zip(scores, baseline, strict=True)])
+    ahead = mean_interval(scores - baseline)
     return [
         f"score: {scoring} {_with_interval(own)} in {len(scores)} folds",
         f"{baseline_name}: {scoring} {other.mean:.3f} in the same folds",
@@ -86,7 +87,9 @@ def head_lines(head: Any) -> list[str]:
         return [f"head: {type(head).__name__}{penalty}"]
     penalty = f", penalty {head.penalty_:.2g}" if hasattr(head, "penalty_") else ""
     named = {0.0: "none", 0.5: "square root of balanced", 1.0: "balanced"}
-    strength = named.get(head.strength_, f"balanced, to the power {head.strength_:g}")
+    strength = named.get(head.strength_, f"balanced to the power {head.strength_:g}")
+    if np.isnan(head.strength_):
+        strength = "as given"
     low, high = head.offsets_.min(), head.offsets_.max()
     return [
         f"head: {head.kind_}{penalty}, held-out log-loss {head.log_loss_:.3f}",
