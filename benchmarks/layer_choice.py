@@ -168,9 +168,9 @@ class Blended(NamedTuple):
     seconds: float
 
 
-def blend_head(width: int) -> LogisticRegression:
-    """Return the head of a single layer, for rows whose mean squared norm is 1, not `width`."""
-    return LogisticRegression(C=PENALTY * width, max_iter=300)
+def blend_head(X: NDArray[np.floating[Any]], width: int) -> LogisticRegression:
+    """Return the head of a single layer, for rows whose mean squared norm is not `width`."""
+    return LogisticRegression(C=PENALTY * width / float(X.var(axis=0).sum()), max_iter=300)
 
 
 @MEMORY.cache
@@ -182,7 +182,7 @@ def train_blend(row: str, version: str, cell: Cell, model: str) -> Blended:
     embed = embedder(model, layer="blend", pooling=pooling, random_state=0)
     start = time.process_time()
     X = embed.fit_transform(texts[rows], labels[rows])
-    fitted = blend_head(embed.hidden_size_).fit(X, labels[rows])
+    fitted = blend_head(X, embed.hidden_size_).fit(X, labels[rows])
     seconds = time.process_time() - start
     return Blended(rate(fitted, embed.transform(texts[rest]), labels[rest]), seconds)
 
