@@ -19,9 +19,11 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every model is a local folder or file
 
+import numpy as np
 import pandas as pd
 import torch
 import transformers
+from scipy import stats
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
@@ -98,6 +100,15 @@ def threads(n: int) -> Iterator[None]:
             os.environ["TOKENIZERS_PARALLELISM"] = tokenizers
 
 
+def quietly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with one thread, and hide expected warnings; for processes of joblib."""
+    with threads(1), warnings.catch_warnings():
+        silence()
+        # Few rows have classes of fewer members than folds.
+        warnings.filterwarnings("ignore", message="The least populated class")
+        return function(*arguments)
+
+
 def alternate(
     contenders: Mapping[str, Callable[[], Any]], repeats: int
 ) -> tuple[dict[str, float], dict[str, Any]]:
@@ -120,6 +131,27 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 # --- what comes out --------------------------------------------------------------------------
+
+
+def mean_with_error(cells: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the mean of the cells' means and half of its 95 % interval, over draws in a cell.
+
+    Cells are as they are and draws are chance: Student's t with Welch's degrees of freedom. With
+    one draw in each there is no interval, and it is nan.
+    """
+    means = [np.mean(cell) for cell in cells]
+    freedom = np.array([len(cell) - 1 for cell in cells])
+    if (freedom < 1).all():
+        return float(np.mean(means)), float("nan")
+    squares = np.array(
+        [np.var(cell, ddof=1) / len(cell) if len(cell) > 1 else 0.0 for cell in cells]
+    )
+    total = squares.sum()
+    if total == 0:
+        return float(np.mean(means)), 0.0
+    welch = total**2 / (squares**2 / np.maximum(freedom, 1)).sum()
+    half = stats.t.ppf(0.975, welch) * np.sqrt(total) / len(cells)
+    return float(np.mean(means)), float(half)
 
 
 def machine_line() -> str:

@@ -1,139 +1,96 @@
-"""Measure what choosing a layer without training a head costs, in score and in time.
+"""Measure what choosing a layer, or blending all, costs and gains, in score and in time.
 
-Of six data sets at most 1,000 rows of the training and 1,000 of the test split are embedded by
+Of ten data sets at most 1,000 rows of the training and 1,000 of the test split are embedded by
 every fetched model, all layers. Of all these, 50, 200 or 1,000 are drawn for training, five times
-each, and a logistic regression is trained on every layer and tested on the rows not drawn.
+each, and a logistic regression is trained on every layer and tested on the rows not drawn; a data
+set takes part in the sizes that leave 40 rows to test on.
 The regret of a way to choose a layer is the best layer's macro-F1 on the test rows, which no way
 can know, minus that of the layer it chose from the training rows alone. Part of that lead is luck:
 the steady regret is to the one layer that is best on average over the draws, and the row "best on
 average" is what that layer itself has lost to luck, which no way can hope to win.
 
-Vectors and what was trained on them are kept in the user's cache folder, so a run that was stopped
-goes on where it was, and another way to choose is measured in minutes. `--fresh` trains anew.
+`layer="blend"` chooses none; behind it stands the same logistic regression, as strong a penalty.
+Intervals are those of chance in the draws (95 %, Student's t over the draws of each model, data
+set and size); models and data sets are as they are. Draws of one pool share rows, so that the
+true intervals are somewhat wider.
 
-Seconds are those of scoring all layers against cross-validating the library's own head,
-`FusionMLPClassifier`, on every layer (from one fit, since all would take hours), and against
-5-fold cross-validation of the logistic regression.
+Vectors and what was trained on them are kept in the user's cache folder, so a run that was stopped
+goes on where it was, and another way to choose is measured in minutes. `--fresh` trains anew. What
+the library itself does is kept under the `VERSION` of this file: raise it when that has changed.
+
+Seconds are those of the processor: of scoring all layers against cross-validating the library's
+own head, `FusionMLPClassifier`, on every layer (from one fit, since all would take hours), and
+against 5-fold cross-validation of the logistic regression.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-import joblib
 import numpy as np
-from _common import (
-    KEPT,
-    finish,
-    machine_line,
-    model_path,
-    parse_arguments,
-    print_table,
-    read_sample,
-    silence,
+from _common import finish, machine_line, mean_with_error, parse_arguments, print_table, silence
+from _draws import (
+    MEMORY,
+    MODELS,
+    PENALTY,
+    Cell,
+    Layers,
+    Plan,
+    Score,
+    add_options,
+    draw,
+    embedder,
+    head,
+    make_plan,
+    pool,
+    rate,
+    run_all,
+    split_layers,
+    train_layers,
 )
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from small_models import target_folder
 
-from skfusion import FusionMLPClassifier, LLMLayerEmbedder, VectorStore, layer_scores
+from skfusion import FusionMLPClassifier, layer_scores
+
+#: Of what the library chooses and blends by. What was kept under another version counts no more.
+VERSION = "2"
 
 DATA_SETS = [
     "rotten_tomatoes",
     "sst2",
     "r8",
+    "r52",
+    "legalbench_canada_tax_court_outcomes",
+    "legalbench_cuad_effective_date",
+    "legalbench_cuad_irrevocable_or_perpetual_license",
     "legalbench_function_of_decision_section",
     "legalbench_definition_classification",
     "legalbench_overruling",
 ]
-#: The pooling of each model.
-MODELS = {
-    "minilm-l6": "mean",
-    "smollm2-135m": "mean_no_first",
-    "gemma3-270m": "mean_no_first",
-    "mpnet": "mean",
-}
-SMALL = list(MODELS)[:2]
 N_FOLDS = 5
-LEAST_TEST_ROWS = 100
+ENOUGH = 200  # rows from which the figures of most of the targets are
 CV = "cross-validation"
 DEPTH = 0.6
-
-MEMORY = joblib.Memory(KEPT / "layer_choice", verbose=0)
-
-Layers = NDArray[np.float32]  # (n_layers, n_rows, width)
-
-
-@dataclass
-class Vectors:
-    """A data set as one model sees it."""
-
-    layers: Layers
-    labels: NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is run."""
-
-    data_sets: list[str]
-    models: list[str]
-    sizes: list[int]
-    n_draws: int
-    n_rows: int  # the most of a split
-
-
-def make_plan(quick: bool, models: list[str] | None) -> Plan:
-    """Choose a size; the larger models take part where they have been fetched before."""
-    if quick:
-        return Plan(DATA_SETS[:1], models or SMALL, [50, 150], 2, 200)
-    fetched = [name for name in MODELS if name in SMALL or target_folder(name).exists()]
-    return Plan(DATA_SETS, models or fetched, [50, 200, 1000], 5, 1000)
-
-
-def embed(data_set: str, model: str, plan: Plan) -> Vectors:
-    """Embed a sample of both splits."""
-    parts, labels = [], []
-    for split in ("train", "test"):
-        rows = read_sample(data_set, plan.n_rows, split)
-        embedder = LLMLayerEmbedder(
-            model_path(model),
-            pooling=MODELS[model],
-            max_length=256,
-            memory=VectorStore(KEPT, poolings="requested"),
-        )
-        embedder.fit(rows["text"])
-        embedder.set_params(layer=list(range(embedder.n_layers_ + 1)))
-        blocks = embedder.fit_transform(rows["text"]).reshape(len(rows), -1, embedder.hidden_size_)
-        parts.append(blocks.swapaxes(0, 1))
-        labels.append(rows["label"].to_numpy())
-    return Vectors(np.concatenate(parts, axis=1), np.concatenate(labels))
-
-
-def head() -> Any:
-    return make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300))
-
-
-def test_score(X: Layers, y: NDArray[Any], X_test: Layers, y_test: NDArray[Any]) -> float:
-    predicted = head().fit(X, y).predict(X_test)
-    return float(f1_score(y_test, predicted, average="macro"))
+BEST, LUCK, AVERAGE = "best layer", "best on average", "layer mean"
+BLEND, BLEND_MEAN = "blend, all poolings", "blend, one pooling"
+HEADLINE = BLEND  # of the two, what the figures without a name are of
 
 
 # --- ways to choose --------------------------------------------------------------------------
 
 
-def by_default(X: Layers, y: NDArray[Any]) -> int:
+def by_default(X: Layers, y: NDArray[Any], **criterion: str) -> int:
     """Choose as ``layer="auto"`` does."""
-    found = layer_scores(X, y)
+    found = layer_scores(X, y, **criterion)
     return found.names.index(found.shallowest(range(len(X))))
 
 
@@ -150,7 +107,9 @@ def by_best(criterion: str) -> Callable[[Layers, NDArray[Any]], int]:
 
 WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
     "auto": by_default,
+    "balanced": by_best("balanced"),
     "logme": by_best("logme"),
+    "logme, shallow": partial(by_default, criterion="logme"),
     "ridge": by_best("ridge"),
     "ridge, one s.e.": by_one_standard_error,
     "h_score": by_best("h_score"),
@@ -161,168 +120,224 @@ WAYS: dict[str, Callable[[Layers, NDArray[Any]], int]] = {
 }
 
 
-def layer_mean(train: Layers, test: Layers) -> tuple[Layers, Layers]:
-    """Return what ``layer="mean"`` gives."""
-    scalers = [StandardScaler().fit(x) for x in train]
-    both = [
-        np.mean([s.transform(x) for s, x in zip(scalers, part, strict=True)], axis=0)
-        for part in (train, test)
-    ]
-    return both[0], both[1]
-
-
 # --- what is trained: slow, and kept -----------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """What a way has chosen, and how long that took."""
+
+    layer: int
+    seconds: float
+
+
+@MEMORY.cache
+def choose(way: str, version: str, cell: Cell, model: str) -> Chosen:
+    """Choose a layer from the training rows."""
+    X, y, _, _ = split_layers(cell, model)
+    start = time.process_time()
+    layer = WAYS[way](X, y)
+    return Chosen(layer, time.process_time() - start)
+
+
+@MEMORY.cache
+def cross_validate(cell: Cell, model: str) -> Chosen:
+    """Choose the layer that is best in cross-validation of the training rows."""
+    X, y, _, _ = split_layers(cell, model)
+    start = time.process_time()
+    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=0)
+    scores = [f1_score(y, cross_val_predict(head(), x, y, cv=folds), average="macro") for x in X]
+    return Chosen(int(np.argmax(scores)), time.process_time() - start)
+
+
+@MEMORY.cache
+def train_layer_mean(cell: Cell, model: str) -> Score:
+    """Train on what ``layer="mean"`` gives, and test."""
+    X, y, X_rest, y_rest = split_layers(cell, model)
+    scalers = [StandardScaler().fit(x) for x in X]
+    average, average_rest = (
+        np.mean([s.transform(x) for s, x in zip(scalers, part, strict=True)], axis=0)
+        for part in (X, X_rest)
+    )
+    return rate(head().fit(average, y), average_rest, y_rest)
+
+
+class Blended(NamedTuple):
+    """How good a blend is, and how long it took to fit and train."""
+
+    score: Score
+    seconds: float
+
+
+def blend_head(X: NDArray[np.floating[Any]], width: int) -> LogisticRegression:
+    """Return the head of a single layer, for rows whose mean squared norm is not `width`."""
+    return LogisticRegression(C=PENALTY * width / float(X.var(axis=0).sum()), max_iter=300)
+
+
+@MEMORY.cache
+def train_blend(row: str, version: str, cell: Cell, model: str) -> Blended:
+    """Train on what ``layer="blend"`` gives, and test."""
+    texts, labels = pool(cell.data_set, cell.n_rows).texts, pool(cell.data_set, cell.n_rows).labels
+    rows, rest = draw(cell)
+    pooling = "auto" if row == BLEND else MODELS[model]
+    embed = embedder(model, layer="blend", pooling=pooling, random_state=0)
+    start = time.process_time()
+    X = embed.fit_transform(texts[rows], labels[rows])
+    fitted = blend_head(X, embed.hidden_size_).fit(X, labels[rows])
+    seconds = time.process_time() - start
+    return Blended(rate(fitted, embed.transform(texts[rest]), labels[rest]), seconds)
+
+
+@MEMORY.cache
+def neural_seconds(cell: Cell, model: str) -> float:
+    """Project one fit of the library's head to all folds of all layers."""
+    X, y, _, _ = split_layers(cell, model)
+    rows = next(iter(StratifiedKFold(N_FOLDS).split(X[0], y)))[0]
+    start = time.process_time()
+    neural = FusionMLPClassifier(block_sizes="single", random_state=0)
+    neural.fit(X[len(X) // 2][rows], y[rows])
+    return (time.process_time() - start) * N_FOLDS * len(X)
 
 
 @dataclass
 class Trained:
-    """What classifiers give that were trained on one draw of rows."""
+    """What came out for one model and one draw of rows."""
 
-    by_layer: NDArray[np.float64]  # the test score of each layer
-    mean_layer: float  # the test score of `layer_mean`
-    validated: NDArray[np.float64]  # each layer's score in cross-validation of the training rows
-    seconds: float  # of that cross-validation
-
-
-@MEMORY.cache(ignore=["vectors"])
-def train(
-    data_set: str, model: str, n_rows: int, size: int, seed: int, vectors: Vectors
-) -> Trained:
-    """Train on every layer, for the test and in cross-validation."""
-    X, y, X_rest, y_rest = draw(vectors, size, seed)
-    by_layer = [test_score(a, y, b, y_rest) for a, b in zip(X, X_rest, strict=True)]
-    average, average_rest = layer_mean(X, X_rest)
-    mean_layer = test_score(average, y, average_rest, y_rest)
-    start = time.perf_counter()
-    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=0)
-    validated = [
-        f1_score(y, cross_val_predict(head(), x, y, cv=folds), average="macro") for x in X
-    ]
-    seconds = time.perf_counter() - start
-    return Trained(np.array(by_layer), mean_layer, np.array(validated), seconds)
+    by_layer: NDArray[np.float64]  # macro-F1 of each layer, on the test rows
+    scores: dict[str, float]  # of each row of the table
+    seconds: dict[str, float]
+    neural: float | None  # measured for the first draw only
 
 
-@MEMORY.cache(ignore=["vectors"])
-def neural_seconds(data_set: str, model: str, n_rows: int, size: int, vectors: Vectors) -> float:
-    """Project one fit of the library's head to all folds of all layers."""
-    X, y, _, _ = draw(vectors, size, 0)
-    rows = next(iter(StratifiedKFold(N_FOLDS).split(X[0], y)))[0]
-    start = time.perf_counter()
-    head = FusionMLPClassifier(block_sizes="single", random_state=0)
-    head.fit(X[len(X) // 2][rows], y[rows])
-    return (time.perf_counter() - start) * N_FOLDS * len(X)
-
-
-def draw(
-    vectors: Vectors, size: int, seed: int
-) -> tuple[Layers, NDArray[Any], Layers, NDArray[Any]]:
-    """Draw training rows of at least two classes; all others are test rows."""
-    rng = np.random.default_rng(seed)
-    while True:
-        rows = rng.permutation(len(vectors.labels))[:size]
-        if len(np.unique(vectors.labels[rows])) > 1:
-            break
-    rest = np.setdiff1d(np.arange(len(vectors.labels)), rows)
-    layers, labels = vectors.layers, vectors.labels
-    return layers[:, rows], labels[rows], layers[:, rest], labels[rest]
+def run(cell: Cell, model: str) -> Trained:
+    """Train on every layer, choose in every way, blend."""
+    by_layer = np.array([score.f1 for score in train_layers(cell, model)])
+    chosen = {CV: cross_validate(cell, model)}
+    chosen |= {way: choose(way, VERSION, cell, model) for way in WAYS}
+    blended = {row: train_blend(row, VERSION, cell, model) for row in (BLEND_MEAN, BLEND)}
+    scores = {way: float(by_layer[found.layer]) for way, found in chosen.items()}
+    scores |= {AVERAGE: train_layer_mean(cell, model).f1, BEST: float(by_layer.max())}
+    scores |= {row: found.score.f1 for row, found in blended.items()}
+    seconds = {name: found.seconds for name, found in (chosen | blended).items()}
+    neural = neural_seconds(cell, model) if cell.seed == 0 else None
+    return Trained(by_layer, scores, seconds, neural)
 
 
 # --- measuring -------------------------------------------------------------------------------
 
+Case = tuple[str, str, int]  # model, data set, size
 
-@dataclass
+
 class Totals:
-    """What the draws of all data sets and models add up to."""
+    """What the draws of all data sets and models add up to, in points of macro-F1."""
 
-    regrets: dict[tuple[str, int], list[float]]  # by way and size
-    steady: dict[tuple[str, int], list[float]]  # the same, to the layer that is best on average
-    seconds: dict[str, float]
-    neural: float = 0.0
+    def __init__(self, runs: dict[tuple[Cell, str], Trained]) -> None:
+        by_case: dict[Case, list[Trained]] = defaultdict(list)
+        for (cell, model), trained in runs.items():
+            by_case[model, cell.data_set, cell.size].append(trained)
+        self.scores: dict[str, dict[Case, NDArray[np.float64]]] = defaultdict(dict)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.neural = 0.0
+        for case, draws in by_case.items():
+            steady = int(np.argmax(np.mean([one.by_layer for one in draws], axis=0)))
+            for row in draws[0].scores:
+                self.scores[row][case] = 100 * np.array([one.scores[row] for one in draws])
+            self.scores[LUCK][case] = 100 * np.array([one.by_layer[steady] for one in draws])
+            self.neural += len(draws) * sum(one.neural or 0.0 for one in draws)
+            for name in draws[0].seconds:
+                self.seconds[name] += sum(one.seconds[name] for one in draws)
 
-    def add(self, plan: Plan, data_set: str, model: str, size: int, vectors: Vectors) -> None:
-        """Run the draws of one size; the neural head is timed once, and counts as often."""
-        case = (data_set, model, plan.n_rows, size)
-        trained = [train(*case, seed, vectors) for seed in range(plan.n_draws)]
-        self.neural += plan.n_draws * neural_seconds(*case, vectors)
-        steady = int(np.argmax(np.mean([one.by_layer for one in trained], axis=0)))
-        for seed, one in enumerate(trained):
-            X, y, _, _ = draw(vectors, size, seed)
-            chosen = {CV: int(np.argmax(one.validated)), "best on average": steady}
-            self.seconds[CV] += one.seconds
-            for way, choose in WAYS.items():
-                start = time.perf_counter()
-                chosen[way] = choose(X, y)
-                self.seconds[way] += time.perf_counter() - start
-            scores = {way: one.by_layer[layer] for way, layer in chosen.items()}
-            for way, score in {**scores, "layer mean": one.mean_layer}.items():
-                self.regrets[way, size].append(100 * (one.by_layer.max() - score))
-                self.steady[way, size].append(100 * (one.by_layer[steady] - score))
-
-
-def mean_over(values: dict[tuple[str, int], list[float]], way: str, sizes: list[int]) -> float:
-    """Return a way's mean over all draws of some sizes."""
-    return float(np.mean([x for size in sizes for x in values[way, size]]))
-
-
-def measure(plan: Plan) -> Totals:
-    """Run everything; a data set takes part in the sizes that leave rows to test on."""
-    totals = Totals(defaultdict(list), defaultdict(list), defaultdict(float))
-    for model in plan.models:
-        for data_set in plan.data_sets:
-            vectors = embed(data_set, model, plan)
-            for size in plan.sizes:
-                if size <= len(vectors.labels) - LEAST_TEST_ROWS:
-                    totals.add(plan, data_set, model, size, vectors)
-    return totals
-
-
-def add_options(parser: Any) -> None:
-    parser.add_argument("--models", nargs="+", choices=MODELS, help="only these")
-    parser.add_argument("--fresh", action="store_true", help="train what was trained before")
-
-
-def main() -> None:
-    """Print the table and write the figures."""
-    args = parse_arguments(str(__doc__), add_options)
-    print(machine_line())
-    silence()
-    plan = make_plan(args.quick, args.models)
-    if args.fresh:
-        MEMORY.clear(warn=False)
-    with warnings.catch_warnings():
-        # Draws of 50 rows have classes of fewer members than folds.
-        warnings.filterwarnings(
-            "ignore", message="The least populated class", category=UserWarning
+    def lead(self, row: str, other: str, sizes: list[int]) -> tuple[float, float]:
+        """Return the mean of a row minus that of another, and half of its interval."""
+        return mean_with_error(
+            [
+                scores - self.scores[other][case]
+                for case, scores in self.scores[row].items()
+                if case[2] in sizes
+            ]
         )
-        totals = measure(plan)
+
+    def worst_lead(self, row: str, other: str, sizes: list[int]) -> tuple[float, float, str]:
+        """Return the lead on the model and data set where it is lowest, its interval, and both."""
+        cases: dict[tuple[str, str], list[NDArray[np.float64]]] = defaultdict(list)
+        for (model, data_set, size), scores in self.scores[row].items():
+            if size in sizes:
+                other_scores = self.scores[other][model, data_set, size]
+                cases[model, data_set].append(scores - other_scores)
+        leads = {case: mean_with_error(draws) for case, draws in cases.items()}
+        worst = min(leads, key=lambda case: leads[case][0])
+        return *leads[worst], " on ".join(worst)
+
+
+def print_regrets(totals: Totals, plan: Plan) -> None:
+    """Print what each row loses to the best layer of each draw."""
     rows = []
-    for way in dict.fromkeys(way for way, _ in totals.regrets):
-        by_size = [mean_over(totals.regrets, way, [size]) for size in plan.sizes]
-        both = [mean_over(part, way, plan.sizes) for part in (totals.regrets, totals.steady)]
-        spent = f"{totals.seconds[way]:.1f}" if way in totals.seconds else "-"
-        rows.append([way, *(f"{value:.2f}" for value in (*by_size, *both)), spent])
+    for way in totals.scores:
+        if way != BEST:
+            losses = [totals.lead(BEST, way, [size]) for size in plan.sizes]
+            losses.append(totals.lead(BEST, way, plan.sizes))
+            steady = totals.lead(LUCK, way, plan.sizes)[0]
+            spent = f"{totals.seconds[way]:.1f}" if way in totals.seconds else "-"
+            cells = [f"{mean:.2f} ± {half:.2f}" for mean, half in losses]
+            rows.append([way, *cells, f"{steady:.2f}", spent])
     header = ["chosen by", *(f"{size} rows" for size in plan.sizes), "all", "steady", "seconds"]
     print_table("regret in points of macro-F1", header, rows)
+
+
+def print_worst(totals: Totals, plan: Plan) -> None:
+    """Print where rows are worst against the last layer."""
+    rows = []
+    for way in ("auto", BLEND_MEAN, BLEND):
+        for size in plan.sizes:
+            mean, half, where = totals.worst_lead(way, "last", [size])
+            rows.append([f"{way}, {size} rows", f"{mean:.2f} ± {half:.2f}", where])
+    print_table("least lead over the last layer", ["", "points of macro-F1", "where"], rows)
+
+
+def figures_of(totals: Totals, plan: Plan) -> dict[str, float]:
+    """Return the flat figures."""
+    enough = [size for size in plan.sizes if size >= ENOUGH] or plan.sizes
+    few = plan.sizes[:1]
     auto = totals.seconds["auto"]
-    figures = {
+    return {
         **{
-            f"regret_{name}_pp": mean_over(totals.regrets, way, plan.sizes)
-            for name, way in (
-                ("auto", "auto"),
-                ("last", "last"),
-                ("cv", CV),
-                ("luck", "best on average"),
-            )
+            f"regret_{name}_pp": totals.lead(BEST, way, plan.sizes)[0]
+            for name, way in (("auto", "auto"), ("last", "last"), ("cv", CV), ("luck", LUCK))
         },
         **{
-            f"steady_regret_{way}_pp": mean_over(totals.steady, way, plan.sizes)
+            f"steady_regret_{way}_pp": totals.lead(LUCK, way, plan.sizes)[0]
             for way in ("auto", "last")
         },
         "auto_time_share": auto / totals.neural,
         "auto_time_share_logistic": auto / totals.seconds[CV],
+        "auto_minus_last_worst_pp": totals.worst_lead("auto", "last", enough)[0],
+        "blend_minus_oracle_layer_pp": totals.lead(HEADLINE, BEST, enough)[0],
+        f"blend_minus_oracle_layer_{few[0]}_pp": totals.lead(HEADLINE, BEST, few)[0],
+        "blend_minus_auto_pp": totals.lead(HEADLINE, "auto", plan.sizes)[0],
+        "blend_minus_last_worst_pp": totals.worst_lead(HEADLINE, "last", enough)[0],
+        **{
+            f"blend_{name}_minus_oracle_layer_pp": totals.lead(row, BEST, enough)[0]
+            for name, row in (("one_pooling", BLEND_MEAN), ("all_poolings", BLEND))
+        },
     }
-    finish(figures, args.json)
+
+
+def main() -> None:
+    """Print the tables and write the figures."""
+    args = parse_arguments(str(__doc__), add_options)
+    print(machine_line())
+    silence()
+    plan = make_plan(args, DATA_SETS, DATA_SETS[:1])
+    if args.fresh:
+        MEMORY.clear(warn=False)
+    calls = [(cell, model) for model in plan.models for cell in plan.cells()]
+    totals = Totals(dict(zip(calls, run_all(run, calls, args.n_jobs), strict=True)))
+    print_regrets(totals, plan)
+    print_worst(totals, plan)
+    finish(figures_of(totals, plan), args.json)
 
 
 if __name__ == "__main__":
-    main()
+    # By its name, under which what was trained is found again from any folder and process.
+    import layer_choice
+
+    layer_choice.main()

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .linear.layer_scores import LayerScores, layer_scores
     from .neural.classifier import FusionMLPClassifier
     from .neural.regressor import FusionMLPRegressor
+    from .recipe import FusionClassifier, FusionRegressor
     from .saving import load, save
+    from .selection.head import FusionHead
     from .selection.optuna_search import OptunaSearchCV
     from .selection.rank import rank_models
     from .selection.spaces import fusion_grid, fusion_space, layer_space
@@ -31,8 +33,11 @@ __all__ = [
     "Backbone",
     "EmbedderUnion",
     "EmbeddingBlocks",
+    "FusionClassifier",
+    "FusionHead",
     "FusionMLPClassifier",
     "FusionMLPRegressor",
+    "FusionRegressor",
     "FusionTransformer",
     "LLMLayerEmbedder",
     "LayerScores",

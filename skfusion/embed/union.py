@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,42 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
         )
         return self._join(outputs)
 
+    def select(self, names: Sequence[str]) -> EmbedderUnion:
+        """Return a fitted union of some of the embedders, which are shared with this one.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Names in `embedders_`, in any order.
+
+        Returns
+        -------
+        EmbedderUnion
+            With these embedders, in the order of this union.
+
+        Raises
+        ------
+        ValueError
+            If there is no name, or one that is not in `embedders_`.
+        """
+        check_is_fitted(self)
+        unknown = set(names) - {name for name, _ in self.embedders_}
+        if unknown or not names:
+            raise ValueError(
+                f"names={list(names)} must be some of the union's fitted embedders: "
+                f"{', '.join(name for name, _ in self.embedders_)}."
+            )
+        chosen = copy(self)
+        chosen.embedders = [pair for pair in self.embedders if pair[0] in names]
+        chosen.embedders_ = [pair for pair in self.embedders_ if pair[0] in names]
+        sizes = {name: cut.stop - cut.start for name, cut in self.output_indices_.items()}
+        columns = np.split(np.array(self._feature_names), np.cumsum(list(sizes.values()))[:-1])
+        own = [name for pair in chosen.embedders_ for name in self._blocks_of[pair[0]]]
+        chosen.output_indices_ = to_slices({name: sizes[name] for name in own})
+        labelled = dict(zip(sizes, columns, strict=True))
+        chosen._feature_names = [c for name in own for c in labelled[name].tolist()]
+        return chosen
+
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names ``{block}__{feature}`` of the columns.
 
@@ -319,6 +356,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
     def _set_blocks(self, widths: Sequence[dict[str, int]]) -> None:
         sizes: dict[str, int] = {}
         names: list[str] = []
+        self._blocks_of: dict[str, list[str]] = {}
         for (name, embedder), blocks in zip(self.embedders_, widths, strict=True):
             known = hasattr(embedder, "get_feature_names_out")
             own = iter(embedder.get_feature_names_out() if known else range(sum(blocks.values())))
@@ -327,6 +365,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
                 if label in sizes:
                     raise ValueError(f"Two blocks would be named {label!r}. Rename an embedder.")
                 sizes[label] = width
+                self._blocks_of.setdefault(name, []).append(label)
                 names += [f"{label}__{next(own)}" for _ in range(width)]
         self.output_indices_ = to_slices(sizes)
         self._feature_names = names

@@ -118,3 +118,22 @@ def probed(backbone: Backbone, identity: str | None = None) -> Backbone:
 
 def stub(change: Any = None, **options: Any) -> Backbone:
     return Backbone(StubModel(change, **options), LengthTokenizer())
+
+
+class NumberReader(TransformerMixin, BaseEstimator):
+    """A model that reads the numbers of a text: as cheap as a model can be."""
+
+    def fit(self, X: Any, y: Any = None) -> NumberReader:
+        self.n_numbers_ = len(X[0].split())
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float64]:
+        return np.array([[float(number) for number in text.split()] for text in X])
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        return np.array([f"number{i}" for i in range(self.n_numbers_)], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        return tags

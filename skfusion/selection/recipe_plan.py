@@ -1,0 +1,232 @@
+"""The steps of a recipe before they are fitted, and the models that pay."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.pipeline import Pipeline
+from sklearn.utils import check_random_state, get_tags
+from sklearn.utils.validation import _num_samples
+
+from .._blocks import EmbeddingBlocks
+from .._targets import CLASSES, Targets
+from ..embed.backbone import Backbone
+from ..embed.embedder import LLMLayerEmbedder
+from ..embed.texts import as_sequence
+from ..embed.union import EmbedderUnion
+from ..fusion.transformer import FusionTransformer
+from ..linear.ridge import ridge_losses
+from .choice import cheapest_within_one_error
+from .linear_head import deal_folds
+
+TFIDF = "tfidf"
+_MOST_WORDS = 10_000  # terms and pairs of terms, the most frequent
+_WORDS_COST = 0.1  # of a language model's
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Some models of a union, and their training rows as one block."""
+
+    union: EmbedderUnion
+    fuse: FusionTransformer
+    columns: NDArray[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the models."""
+        return tuple(name for name, _ in self.union.embedders_)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is built: the steps before they are fitted."""
+
+    union: EmbedderUnion
+    fuse: FusionTransformer
+    head: tuple[str, Any]
+    droppable: frozenset[str]
+    targets: Callable[[Any], Targets]
+    takes_texts: bool
+    chooses: bool
+
+    def reads_words(self, X: Any) -> bool:
+        """Whether there are texts, and one of them at least has a word."""
+        return self.takes_texts and _has_words(X)
+
+    def embed(self, X: Any, y: Any) -> tuple[EmbedderUnion, EmbeddingBlocks]:
+        """Fit the embedders; words are left out where there are none."""
+        union = clone(self.union)
+        if TFIDF in self.droppable and not self.reads_words(X):
+            union.set_params(**{TFIDF: "drop"})
+        return union, union.fit_transform(X, _varying(y))
+
+    def fuse_models(
+        self, union: EmbedderUnion, blocks: EmbeddingBlocks, names: Sequence[str], y: Any
+    ) -> Fused:
+        """Fuse the blocks of some models."""
+        kept, fuse = union.select(names), clone(self.fuse)
+        part = blocks.select([*kept.output_indices_])
+        return Fused(kept, fuse, fuse.fit_transform(part, _varying(y)))
+
+    def finish(self, fused: Fused, y: Any, weights: NDArray[np.float64] | None) -> Pipeline:
+        """Train the head on fused models."""
+        name, head = self.head[0], clone(self.head[1])
+        head.fit(fused.columns, y, **({} if weights is None else {"sample_weight": weights}))
+        return Pipeline([("embed", fused.union), ("fuse", fused.fuse), (name, head)])
+
+    def choose(
+        self, union: EmbedderUnion, blocks: EmbeddingBlocks, y: Any, whole: Fused, clock: Clock
+    ) -> Fused:
+        """Return the models that pay, by leave-one-out losses of ridge regression.
+
+        Models are left out one by one; taken is the cheapest set within one paired standard
+        error of the best. Each class counts the same.
+        """
+        targets = self.targets(y)
+        factors = np.ones(len(targets))
+        if targets.kind in CLASSES:
+            factors = targets.balance(targets.weights)
+        made = {whole.names: whole}
+        scores: dict[tuple[str, ...], NDArray[np.float64]] = {}
+        chosen, tried = whole.names, [whole.names]
+        while tried and not clock.is_over():
+            for names in tried:
+                if names not in made:
+                    made[names] = self.fuse_models(union, blocks, names, y)
+                scores[names] = -ridge_losses(made[names].columns, targets) * factors
+            sets = list(scores)
+            costs = np.array([sum(map(_cost, names)) for names in sets])
+            chosen = sets[cheapest_within_one_error(np.stack([*scores.values()]), costs)]
+            smaller = [
+                tuple(name for name in chosen if name != out)
+                for out in chosen
+                if out in self.droppable
+            ]
+            tried = [names for names in smaller if names and names not in scores]
+        return made[chosen]
+
+
+def _varying(y: NDArray[Any]) -> NDArray[Any] | None:
+    """Return targets that something can be learnt from."""
+    return y if (y != y[0]).any() else None
+
+
+def _cost(name: str) -> float:
+    return _WORDS_COST if name == TFIDF else 1.0
+
+
+class Clock:
+    """Seconds of each part, and whether the budget is spent."""
+
+    def __init__(self, budget: float | None) -> None:
+        self.budget, self.seconds = budget, dict[str, float]()
+        self.started = self.last = time.perf_counter()
+        self.search_from = np.inf
+
+    def note(self, name: str) -> None:
+        """Name the part that ends now."""
+        now = time.perf_counter()
+        self.seconds[name], self.last = now - self.last, now
+
+    def end_first_fit(self) -> None:
+        """Start the budget."""
+        self.note("first fit")
+        self.search_from = self.last
+
+    def is_over(self) -> bool:
+        """Whether what comes after the first fit has used up the budget."""
+        return self.budget is not None and time.perf_counter() - self.search_from >= self.budget
+
+
+def make_words() -> TfidfVectorizer:
+    """Return TF-IDF of words and pairs of them."""
+    return TfidfVectorizer(
+        sublinear_tf=True, ngram_range=(1, 2), max_features=_MOST_WORDS, dtype=np.float32
+    )
+
+
+def _has_words(X: Any) -> bool:
+    analyse = TfidfVectorizer().build_analyzer()
+    return any(analyse(text) for text in as_sequence(X) if isinstance(text, str))
+
+
+def name_models(models: Any) -> list[tuple[str, Any]]:
+    """Return named models: of one by itself, a list of them, or of pairs."""
+    given = list(models) if isinstance(models, list | tuple) else [models]
+    if not given:
+        raise ValueError("models=[] names no model. Give one at least.")
+    made: dict[str, Any] = {}
+    for entry in given:
+        named = isinstance(entry, list | tuple) and len(entry) == 2
+        name, model = entry if named else (None, entry)
+        name = _unique(_name(model), made) if name is None else name
+        if name in made:
+            raise ValueError(f"Two models are named {name!r}. Give them different names.")
+        made[name] = model
+    return list(made.items())
+
+
+def takes_texts(model: Any) -> bool:
+    """Whether a model takes texts, and not tables."""
+    if isinstance(model, str | os.PathLike | Backbone):
+        return True
+    return not hasattr(model, "__sklearn_tags__") or bool(get_tags(model).input_tags.string)
+
+
+def _name(model: Any) -> str:
+    """Return a name for a model: the end of its id or path, or its class's name."""
+    if isinstance(model, LLMLayerEmbedder):
+        model = model.model
+    if isinstance(model, str | os.PathLike):
+        last = re.split(r"[/\\]", os.fspath(model).rstrip("/\\"))[-1]
+        return re.sub(r"__+", "_", last) or "model"
+    return type(model).__name__.lower()
+
+
+def _unique(name: str, taken: Container[str]) -> str:
+    tries = chain([name], (f"{name}_{i}" for i in count(2)))
+    return next(one for one in tries if one not in taken)
+
+
+def baseline_rows(plan: Plan, X: Any) -> Any:
+    """Return what a baseline reads: the texts, or for tables nothing but the number of rows."""
+    return X if plan.takes_texts else np.zeros((_num_samples(X), 1))
+
+
+def score(scorer: Any, fitted: Any, X: Any, y: Any, fit_on: Any = None) -> float:
+    """Return a score; NaN where there is none, such as for lack of a class or of any word."""
+    try:
+        if fit_on is not None:
+            fitted.fit(*fit_on)
+        return float(scorer(fitted, X, y))
+    except ValueError:
+        return float("nan")
+
+
+def splits(
+    targets: Targets, n_folds: int, seed: int
+) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Return training and held-out rows of each fold; a class is shared out evenly.
+
+    Folds whose training rows have one class alone are left out, as are those without rows.
+    """
+    rng = check_random_state(seed)
+    classes = targets.kind in CLASSES
+    folds = deal_folds(targets.codes, n_folds, rng)
+    made = []
+    for fold in range(n_folds):
+        train, test = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        if len(test) and len(train) > 1 and (not classes or len(set(targets.codes[train])) > 1):
+            made.append((train, test))
+    return made
