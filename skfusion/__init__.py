@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .saving import load, save
     from .selection.head import FusionHead
     from .selection.optuna_search import OptunaSearchCV
+    from .selection.rank import rank_models
     from .selection.spaces import fusion_grid, fusion_space, layer_space
     from .selection.subsets import ModelSubsetSearchCV
 
@@ -54,6 +55,7 @@ __all__ = [
     "layer_space",
     "load",
     "measure_costs",
+    "rank_models",
     "register_operator",
     "save",
 ]

@@ -27,6 +27,7 @@ PUBLIC = {
     "layer_space": ".selection.spaces",
     "load": ".saving",
     "measure_costs": ".inspection.cost",
+    "rank_models": ".selection.rank",
     "register_operator": ".fusion.registry",
     "save": ".saving",
 }

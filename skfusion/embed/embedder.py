@@ -46,6 +46,7 @@ _BY_TEXTS = (
     "pooling_",
     "layer_scores_",
     "layer_errors_",
+    "layer_ties_",
     "layer_weights_",
     "_blend",
     "layer_means_",
@@ -89,10 +90,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         token, an attention sink in decoder models). A list gives one block each. "auto" chooses
         one in `fit`, together with the layer or for a single layer, of those that the store keeps
         where it has a list. With ``layer="blend"`` a list and "auto" are blended like layers.
-    layer_criterion : str, default="logme"
-        What "auto" goes by: "logme" (exact log evidence of a linear model), "ridge"
-        (leave-one-out log-loss of ridge classification), "h_score", "variability" or, without
-        labels, "effective_rank"; see `layer_scores`.
+    layer_criterion : str, default="balanced"
+        What "auto" goes by: "balanced" (leave-one-out log-loss of ridge classification, classes
+        counted alike), "ridge" (the same, rows counted alike), "logme" (exact log evidence of a
+        linear model), "h_score", "variability" or, without labels, "effective_rank"; see
+        `layer_scores`.
     task : {"auto", "classification", "regression"}, default="auto"
         How "auto" and "blend" read y in `fit`. By default strings, booleans and whole numbers
         (also as floats) are classes where they have at most 20 values, or no more values than a
@@ -158,7 +160,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     layer_scores_ : dict of str to float
         What "auto" has looked at: scores of ``layer{k}_{pooling}``, the higher the better.
     layer_errors_ : dict of str to float
-        Standard errors of the differences to the best score, where "ridge" is the criterion.
+        Standard errors of the differences to the best score, by "balanced" and "ridge".
+    layer_ties_ : list of str
+        Those of ``layer{k}_{pooling}`` that the rows cannot tell from the best: within one
+        standard error of it.
     layer_weights_ : dict of str to float
         What "blend" gives to ``layer{k}_{pooling}``: its share in the variance of the output. They
         add up to 1; what is below 0.001 is 0 and not read by `transform`.
@@ -192,8 +197,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     11 MB for 7 layers of 384 values and 1,000 components.
 
     "auto" sees the rows that `fit` sees and nothing else, so that cross-validation of a pipeline
-    stays honest. "logme" is the default since it errs least with few rows, less than
-    cross-validation of a classifier (`benchmarks/layer_choice.py`).
+    stays honest. "balanced" is the default since the others follow the frequent classes where
+    some are rare, and it errs less than cross-validation of a classifier
+    (`benchmarks/layer_choice.py`). A pooling other than "mean" and "mean_no_first" is chosen only
+    where it beats these two clearly (`LayerScores.shallowest`).
 
     References
     ----------
@@ -260,7 +267,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         *,
         layer: int | float | list[int | float] | str = -1,
         pooling: str | list[str] = "mean",
-        layer_criterion: str = "logme",
+        layer_criterion: str = "balanced",
         task: Task = "auto",
         n_components: int | None = None,
         max_length: int | None = None,
@@ -500,10 +507,11 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         read = self._read(texts, progress)
         named = ((_block_name(c), self._normalized(v, width)) for c, v in read)
         found = score_layers(named, targets, self.layer_criterion)
-        best = found.shallowest([layer for layer, _ in columns])
+        best = found.shallowest(*zip(*columns, strict=True))
         self.layer_, self.pooling_ = columns[found.names.index(best)]
         self.layers_, self.poolings_ = [self.layer_], [self.pooling_]
         self.layer_scores_ = dict(zip(found.names, found.scores.tolist(), strict=True))
+        self.layer_ties_ = list(found.ties)
         if found.standard_errors is not None:
             errors = found.standard_errors.tolist()
             self.layer_errors_ = dict(zip(found.names, errors, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from numbers import Integral
 from typing import Any
@@ -19,6 +20,7 @@ from .._blocks import EmbeddingBlocks, output_layout, output_names
 from .._boundaries import SINGLE, read_blocks
 from .._targets import CLASSES, LABELS, NUMBERS, TASKS, Targets, Task, read_targets, require_y
 from ..linear.blending import blend_shares, fit_components, without_repeats
+from ..linear.rotation import even_columns
 from ..linear.scaling import fit_scaler
 from .operators import Operator, mean
 from .projection import (
@@ -51,8 +53,11 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         - "quaternion": the Hamilton product, components in four parts [r ‖ i ‖ j ‖ k]. Needs two
           blocks and d a multiple of 4. The order of the blocks matters.
         - "weighted": principal components of [w_1 E_1 ‖ ... ‖ w_n E_n], with w_i >= 0 chosen in
-          `fit` by how well ridge regression predicts rows that are left out, classes counting
-          alike. Takes any y; without one all blocks count the same.
+          `fit`: half of the weight is spread evenly, half by how well ridge regression on a
+          block predicts rows that are left out, classes counting alike. Takes any y; without one
+          all blocks count the same. The components are rotated, so that all columns vary alike:
+          their mean variance is 1, and inner products of rows are those of the whole, times the
+          number of columns.
         - "bilinear": compact bilinear pooling. u_i is the count sketch of E_i, whatever
           `projection` says, and d may be any number.
         - one that was registered with `register_operator`.
@@ -119,7 +124,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         The share of each block in the variance of all components of "weighted"; they add up to
         1, and those below 0.001 are 0.
     blend_ : BlendComponents
-        The principal components of "weighted".
+        The linear map of each block that has a share in "weighted".
     n_features_in_ : int
         Number of input columns.
     feature_names_in_ : ndarray of str
@@ -321,14 +326,15 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     ) -> None:
         """Learn the shares of "weighted" and its components."""
         if targets is not None:
-            rows = (
-                b"".join(row.tobytes() for row in parts) for parts in zip(*scaled, strict=True)
-            )
+            everything = zip(*scaled, strict=True)
+            rows = (b"".join(part.tobytes() for part in parts) for parts in everything)
             targets = without_repeats(targets, rows)
-        self.kernel_weights_ = blend_shares(scaled, range(len(scaled)), targets, rng)
+        self.kernel_weights_ = blend_shares(scaled, [None] * len(scaled), targets, rng)
         kept = list(compress(scaled, self.kernel_weights_))
         shares = self.kernel_weights_[self.kernel_weights_ > 0]
-        self.blend_ = fit_components(lambda: kept, shares, self.n_components, rng)
+        found = fit_components(lambda: kept, shares, self.n_components, rng)
+        projections = tuple(map(even_columns, found.projections))
+        self.blend_ = replace(found, projections=projections)
 
     def _fit_projections(
         self,

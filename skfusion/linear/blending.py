@@ -22,6 +22,7 @@ from scipy import linalg
 from scipy.special import softmax
 
 from .._targets import CLASSES, LABELS, Targets
+from .criteria import balanced_shares, softly_balanced
 from .ridge import leave_one_out_features, leave_one_out_kernel
 from .spectrum import above_noise, largest_eigenvectors, orient, principal_components
 
@@ -212,10 +213,7 @@ def score_kernel(kernel: Block, targets: Targets) -> float:
 
 
 def loss(errors: Floats, targets: Targets) -> float:
-    """Return the loss per row and output, in nats as if errors were Gaussian; classes alike.
-
-    A class of one row is not counted beside larger ones: leaving it out leaves none of it.
-    """
+    """Return the loss per row and output, in nats as if errors were Gaussian; classes alike."""
     squares = (_row_weights(targets) * errors**2).sum(axis=0)
     if targets.kind in CLASSES:
         squares = squares.sum(keepdims=True)
@@ -224,27 +222,19 @@ def loss(errors: Floats, targets: Targets) -> float:
 
 def _row_weights(targets: Targets) -> Floats:
     """Return what each row counts in the loss of each output, adding up to 1 for an output."""
-    matrix, weights = targets.matrix, targets.weights
-    if targets.kind in CLASSES:
-        counts = matrix.sum(axis=0)
-        usable = (counts >= min(2, counts.max()))[targets.codes]
-        weights = np.where(usable, weights, 0.0)
-        weights = weights * targets.balance(weights)
-    weights = np.repeat(weights[:, None], matrix.shape[1], axis=1)
+    matrix = targets.matrix
+    weights = np.repeat(balanced_shares(targets)[:, None], matrix.shape[1], axis=1)
     if targets.kind in LABELS:  # those that have a label count as much as those without it
         for side in (matrix > 0, matrix == 0):
             sums = (weights * side).sum(axis=0)
             weights = np.where(side, weights / np.where(sums > 0, sums, 1.0), weights)
-    sums = weights.sum(axis=0)
-    normalised: Floats = weights / np.where(sums > 0, sums, 1.0)
+    normalised: Floats = weights / weights.sum(axis=0)
     return normalised
 
 
 def _fit_weights(targets: Targets) -> Floats:
-    """Return the weights to fit with: those given and the roots of the balanced ones."""
-    weights = targets.weights
-    if targets.kind in CLASSES:
-        weights = weights * np.sqrt(targets.balance(weights))
+    """Return the weights to fit with, 1 in the mean, which penalties are relative to."""
+    weights = softly_balanced(targets).weights
     normalised: Floats = weights / weights.mean()
     return normalised
 
@@ -301,7 +291,7 @@ def fit_components(
 
     `read` gives the blocks anew for every pass over them, and they are not kept. Up to 3,000 rows
     or columns they are exact: by the kernel of rows, or by the covariance of columns. Beyond,
-    they are found by randomised subspace iteration, in four passes. Directions in which the rows
+    they are found by randomised subspace iteration, in five passes. Directions in which the rows
     do not vary are no components: they are zeros.
 
     Examples

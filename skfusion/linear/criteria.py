@@ -25,7 +25,8 @@ class Criterion:
     """A criterion, ``of(features, targets)``: a score, higher is better, or the loss per row."""
 
     of: Callable[[Features, Any], Any]
-    by_row: bool = False  # a loss per row: scores then have standard errors, and rows weights
+    #: Of losses per row, what each row counts: scores then have standard errors.
+    shares: Callable[[Targets], Floats] | None = None
     in_nats: bool = False  # a log-likelihood per row, of which small differences are small
     kinds: frozenset[Kind] = CLASSES | LABELS | NUMBERS  # of targets; empty where it takes none
 
@@ -35,6 +36,37 @@ def logme(features: Features, targets: Targets) -> float:
     centred = targets.matrix - targets.matrix.mean(axis=0)
     n_free = len(centred) - 1  # the means are taken off both
     return float(log_evidence(features, centred, n_free).mean()) / n_free
+
+
+def balanced_losses(features: Features, targets: Targets) -> Floats:
+    """Return the log-loss per row by ridge regression fitted without it, classes alike."""
+    return ridge_losses(features, softly_balanced(targets), balanced_shares(targets))
+
+
+def softly_balanced(targets: Targets) -> Targets:
+    """Return the targets to fit with: rows of classes have the roots of balanced weights.
+
+    A class of few rows is then seen, and yet no single row rules the fit.
+    """
+    if targets.kind not in CLASSES:
+        return targets
+    weights = targets.weights * np.sqrt(targets.balance(targets.weights))
+    return targets.weighted(weights / weights.mean())
+
+
+def balanced_shares(targets: Targets) -> Floats:
+    """Return what each row counts where classes count the same; of labels and numbers, `shares`.
+
+    A class of one row counts nothing: without that row, nothing is known of it. Where that leaves
+    less than two classes, all count.
+    """
+    if targets.kind not in CLASSES:
+        return targets.shares
+    repeated = targets.matrix.sum(axis=0) > 1
+    weights = targets.weights
+    if np.count_nonzero(repeated) > 1:
+        weights = np.where(repeated[targets.codes], weights, 0.0)
+    return targets.weighted(weights * targets.balance(weights)).shares
 
 
 def h_score(features: Features, targets: Targets) -> float:
@@ -77,8 +109,9 @@ def effective_rank(features: Features, targets: None) -> float:
 
 #: Every criterion by the name that `criterion` takes.
 CRITERIA: dict[str, Criterion] = {
+    "balanced": Criterion(balanced_losses, balanced_shares, in_nats=True),
     "logme": Criterion(logme, in_nats=True),
-    "ridge": Criterion(ridge_losses, by_row=True, in_nats=True),
+    "ridge": Criterion(ridge_losses, lambda targets: targets.shares, in_nats=True),
     "h_score": Criterion(h_score, kinds=CLASSES),
     "variability": Criterion(variability, kinds=CLASSES),
     "effective_rank": Criterion(effective_rank, kinds=frozenset()),

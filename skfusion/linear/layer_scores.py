@@ -20,6 +20,10 @@ Floats = NDArray[np.float64]
 
 #: How far behind the best a shallower layer may be, in nats per row: a hundredth of a bit.
 TOLERANCE = 0.01 * float(np.log(2))
+#: Poolings that take all tokens alike.
+MEANS = ("mean", "mean_no_first")
+#: By how many standard errors another pooling must beat them.
+CLEARLY = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +37,16 @@ class LayerScores:
     names : tuple of str
         The layers.
     scores : ndarray of float64, shape (n_layers,)
-        Of "logme", mean log evidence per row and output. Of "ridge", minus the mean log-loss of
-        rows that were left out. Both are in nats.
+        Of "balanced" and "ridge", minus the mean log-loss of rows that were left out; of
+        "balanced" the mean over classes of their rows' means. Of "logme", mean log evidence per
+        row and output. All are in nats.
     standard_errors : ndarray of float64, shape (n_layers,), or None
         Of each score's difference to the best, from the rows' own differences. None where the
         criterion does not speak of rows.
     row_losses : ndarray of float64, shape (n_samples, n_layers), or None
         The losses behind the scores, in the order of the rows that have weight.
+    row_shares : ndarray of float64, shape (n_samples,), or None, default=None
+        What each row counts in the scores; None where all count the same.
 
     Raises
     ------
@@ -61,6 +68,7 @@ class LayerScores:
     scores: Floats
     standard_errors: Floats | None
     row_losses: Floats | None
+    row_shares: Floats | None = None
 
     def __post_init__(self) -> None:
         """Refuse scores by which no layer can be chosen; -inf is one that never is."""
@@ -77,7 +85,14 @@ class LayerScores:
         """The layer with the highest score."""
         return self.names[int(np.argmax(self.scores))]
 
-    def shallowest(self, depths: Sequence[int]) -> str:
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """The layers within one standard error of the best, which the rows cannot tell from it."""
+        margins = 0.0 if self.standard_errors is None else self.standard_errors
+        near = self.scores >= self.scores.max() - margins
+        return tuple(name for name, tied in zip(self.names, near, strict=True) if tied)
+
+    def shallowest(self, depths: Sequence[int], poolings: Sequence[str] | None = None) -> str:
         """Follow the best layer toward the shallower ones, as long as they are as good.
 
         As good is what lies within a hundredth of a bit per row of the best, by the criteria that
@@ -91,6 +106,10 @@ class LayerScores:
         ----------
         depths : sequence of int, of length n_layers
             How deep each layer lies. Of equally deep ones the better is taken.
+        poolings : sequence of str, of length n_layers, or None, default=None
+            The pooling of each. Where scores have standard errors, another than "mean" and
+            "mean_no_first" is looked at only if its best layer beats theirs by three of them: with
+            few rows one that knows a frequent class by its last word may look better by chance.
 
         Returns
         -------
@@ -98,22 +117,38 @@ class LayerScores:
             The name of the last layer on the way.
         """
         margin = TOLERANCE if CRITERIA[self.criterion].in_nats else 0.0
-        near = self.scores >= self.scores.max() - margin
-        chosen, passed = int(np.argmax(self.scores)), 0
+        scores = self.scores if poolings is None else self._without_lucky(np.array(poolings))
+        near = scores >= scores.max() - margin
+        chosen, passed = int(np.argmax(scores)), 0
         for depth in sorted({d for d in depths if d < depths[chosen]}, reverse=True):
             there = [i for i, d in enumerate(depths) if d == depth and near[i]]
             passed = 0 if there else passed + 1
             if passed > len(set(depths)) // 10:
                 break
-            chosen = max(there, key=lambda i: float(self.scores[i]), default=chosen)
+            chosen = max(there, key=lambda i: float(scores[i]), default=chosen)
         return self.names[chosen]
+
+    def _without_lucky(self, poolings: NDArray[np.str_]) -> Floats:
+        """Return the scores, -inf of poolings that do not clearly beat the means."""
+        means = np.isin(poolings, MEANS)
+        if self.row_losses is None or not means.any():
+            return self.scores
+        base = int(np.argmax(np.where(means, self.scores, -np.inf)))
+        errors = _standard_errors(self.row_losses, base, self.row_shares)
+        kept = means.copy()
+        for pooling in set(poolings[~means]):
+            own = poolings == pooling
+            best = int(np.argmax(np.where(own, self.scores, -np.inf)))
+            if self.scores[best] - self.scores[base] > CLEARLY * errors[best]:
+                kept |= own
+        return np.where(kept, self.scores, -np.inf)
 
 
 def layer_scores(
     blocks: EmbeddingBlocks | Mapping[str, Any] | NDArray[Any],
     y: Any = None,
     *,
-    criterion: str = "logme",
+    criterion: str = "balanced",
     task: Task = "auto",
     class_weight: Mapping[Any, float] | str | None = None,
     sample_weight: Any = None,
@@ -129,14 +164,16 @@ def layer_scores(
         The layers over the same rows, each of shape (n_samples, n_features); float32 is not
         widened. Layers of an array are named "layer0", "layer1" and so on.
     y : array-like of shape (n_samples,) or (n_samples, n_outputs), or None, default=None
-        Classes, a label indicator matrix or, for "ridge" and "logme", numbers. Labels or outputs
-        that are the same in all rows are left out.
-    criterion : str, default="logme"
-        "logme": exact log evidence of a linear model, which of all chooses best where rows are
-        few. "ridge": leave-one-out log-loss of ridge classification, in closed form, at the
-        layer's own best penalty. "h_score": the shrunk H-score. "variability": variance between
-        classes over variance within. "effective_rank": how many directions are in use, which
-        takes no y.
+        Classes, a label indicator matrix or, for "balanced", "ridge" and "logme", numbers. Labels
+        or outputs that are the same in all rows are left out.
+    criterion : str, default="balanced"
+        "balanced": leave-one-out log-loss of ridge classification, in closed form, at the layer's
+        own best penalty, with classes counted alike however many rows they have; a class of one
+        row counts nothing. Of labels and numbers the same as "ridge". "ridge": the same with rows
+        counted alike. "logme": exact log evidence of a linear model, rows counted alike, which
+        follows the frequent classes where some are rare. "h_score": the shrunk H-score.
+        "variability": variance between classes over variance within. "effective_rank": how many
+        directions are in use, which takes no y.
     task : {"auto", "classification", "regression"}, default="auto"
         How y is read. By "auto" strings, booleans and whole numbers (also as floats) are classes
         where they have at most 20 values, or no more values than a fifth of the rows, and a 0/1
@@ -144,12 +181,12 @@ def layer_scores(
     class_weight : dict, "balanced" or None, default=None
         As in `LogisticRegression`; for "ridge".
     sample_weight : array-like of shape (n_samples,) or None, default=None
-        Weights per row; for "ridge".
+        Weights per row; for "balanced", within each class, and "ridge".
 
     Returns
     -------
     LayerScores
-        Names, scores, and for "ridge" standard errors and losses of rows.
+        Names, scores, and for "balanced" and "ridge" standard errors and losses of rows.
 
     Raises
     ------
@@ -214,10 +251,15 @@ def read_criterion_targets(
     if criterion not in CRITERIA:
         raise ValueError(f"criterion={criterion!r} must be one of {', '.join(CRITERIA)}.")
     rule = CRITERIA[criterion]
-    if not rule.by_row and (class_weight is not None or sample_weight is not None):
+    if rule.shares is None and (class_weight is not None or sample_weight is not None):
         raise ValueError(
             f"criterion={criterion!r} takes no class_weight and no sample_weight; "
             f"criterion='ridge' does."
+        )
+    if criterion == "balanced" and class_weight is not None:
+        raise ValueError(
+            f"criterion='balanced' counts classes alike, and takes no class_weight; got "
+            f"{class_weight!r}. criterion='ridge' does."
         )
     if not rule.kinds:
         return None
@@ -285,19 +327,19 @@ def score_layers(
         features = scaler.transform(kept)
         names.append(name)
         made.append(rule.of(features, targets))
-    if not rule.by_row or targets is None:
+    if rule.shares is None or targets is None:
         return LayerScores(criterion, tuple(names), np.array(made), None, None)
-    losses = np.stack(made, axis=1)
-    scores = -(targets.shares @ losses)
-    differences = losses - losses[:, [int(np.argmax(scores))]]
-    return LayerScores(
-        criterion, tuple(names), scores, _standard_errors(differences, targets.shares), losses
-    )
+    losses, shares = np.stack(made, axis=1), rule.shares(targets)
+    scores = -(shares @ losses)
+    errors = _standard_errors(losses, int(np.argmax(scores)), shares)
+    return LayerScores(criterion, tuple(names), scores, errors, losses, shares)
 
 
-def _standard_errors(differences: Floats, shares: Floats) -> Floats:
-    """Return the standard errors of weighted means; of equal weights, std / √n."""
-    n = len(shares)
+def _standard_errors(losses: Floats, base: int, shares: Floats | None) -> Floats:
+    """Return those of weighted mean differences to one column; of equal weights, std / √n."""
+    n = len(losses)
+    shares = np.full(n, 1 / n) if shares is None else shares
+    differences = losses - losses[:, [base]]
     around = differences - shares @ differences
     errors: Floats = np.sqrt(shares**2 @ around**2 * n / (n - 1))
     return errors

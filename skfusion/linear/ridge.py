@@ -32,21 +32,40 @@ _NEWTON_STEPS, _PRECISION = 30, 1e-6
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-def ridge_losses(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
+def ridge_losses(
+    features: NDArray[np.floating[Any]], targets: Targets, shares: Floats | None = None
+) -> Floats:
     """Return the log-loss per row, in nats, by ridge regression that was fitted without it.
 
-    The penalty is the one with the smallest mean squared error of rows left out. Its predictions s
-    of classes become probabilities p_c ∝ π_c exp(t (s_c - π_c)), where π are the classes' shares
-    and t >= 0, an inverse temperature, minimises the mean log-loss: a layer that knows nothing has
-    t = 0 and gives the shares. Each label is a pair of classes, and losses are summed over labels
-    and outputs. Numbers have Gaussian errors, with the errors' own variance.
+    `shares` say what rows count in the loss, by default as in the fit.
     """
+    predicted = leave_one_out(features, targets)
+    return log_losses(predicted, targets, targets.shares if shares is None else shares)
+
+
+def leave_one_out(features: NDArray[np.floating[Any]], targets: Targets) -> Floats:
+    """Return predictions, each row's by a fit without it; the penalty errs least in squares."""
+    centre, size = _location(targets)
+    matrix = (targets.matrix - centre) / size
     mean_square = float(targets.shares @ (features**2).sum(axis=1))
     penalties = RELATIVE_PENALTIES * max(mean_square, _TINY)
-    path = leave_one_out_path(features, targets.matrix, targets.weights, penalties)
-    errors = [targets.shares @ ((p - targets.matrix) ** 2).sum(axis=1) for p in path]
-    predicted = path[int(np.argmin(errors))]
-    return (_gaussian if targets.kind in NUMBERS else _softmax)(predicted, targets)
+    path = leave_one_out_path(features, matrix, targets.weights, penalties)
+    errors = [targets.shares @ ((p - matrix) ** 2).sum(axis=1) for p in path]
+    return centre + size * path[int(np.argmin(errors))]
+
+
+def log_losses(predicted: Floats, targets: Targets, shares: Floats) -> Floats:
+    """Return the log-loss per row of predictions by ridge regression.
+
+    Predictions s of classes become probabilities p_c ∝ q_c exp(t (s_c - π_c)), where π and q are
+    the classes' shares in the fit and in `shares`, those of rows in the loss, and t >= 0, an
+    inverse temperature, minimises the mean log-loss: a layer that knows nothing has t = 0 and
+    gives q. Each label is a pair of classes, and losses are summed over labels and outputs.
+    Numbers have Gaussian errors, with the errors' own variance.
+    """
+    if targets.kind in NUMBERS:
+        return _gaussian(predicted, shares, targets)
+    return _softmax(predicted, shares, targets)
 
 
 def leave_one_out_path(
@@ -152,28 +171,46 @@ def _centre(features: NDArray[np.floating[Any]], weights: Floats) -> NDArray[np.
     return centred
 
 
-def _gaussian(predicted: Floats, targets: Targets) -> Floats:
-    errors = (targets.matrix - predicted) ** 2
-    variances = np.maximum(targets.shares @ errors, _TINY)
-    losses: Floats = ((np.log(2 * np.pi * variances) + errors / variances) / 2).sum(axis=1)
+def _location(targets: Targets) -> tuple[Floats, Floats]:
+    """Return means and standard deviations of numbers, and 0 and 1 of classes and labels."""
+    matrix = targets.matrix
+    if targets.kind not in NUMBERS:
+        return np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
+    mean = targets.shares @ matrix
+    size = np.maximum(np.abs(matrix - mean).max(axis=0), _TINY)
+    return mean, size * np.sqrt(targets.shares @ ((matrix - mean) / size) ** 2)
+
+
+def _gaussian(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
+    errors = targets.matrix - predicted
+    sizes = np.maximum(np.abs(errors).max(axis=0), _TINY)  # their squares may be too large
+    squares = (errors / sizes) ** 2
+    variances = np.maximum(shares @ squares, _TINY)
+    losses: Floats = (
+        np.log(sizes) + (np.log(2 * np.pi * variances) + squares / variances) / 2
+    ).sum(axis=1)
     return losses
 
 
-def _softmax(predicted: Floats, targets: Targets) -> Floats:
+def _softmax(predicted: Floats, shares: Floats, targets: Targets) -> Floats:
     """Return the log-losses at the best temperature."""
-    logits, _ = sharpen(predicted, targets)
+    logits, _ = sharpen(predicted, targets, shares)
     true = _options(targets.matrix, targets)
     losses: Floats = (logsumexp(logits, axis=2) - (true * logits).sum(axis=2)).sum(axis=1)
     return losses
 
 
-def sharpen(predicted: Floats, targets: Targets) -> tuple[Floats, float]:
-    """Return logits (n_samples, n_labels or 1, k) at the best inverse temperature, and that."""
-    true, shares = _options(targets.matrix, targets), targets.shares
-    priors = np.tensordot(shares, true, axes=1)
-    scores = _options(predicted, targets) - priors
-    log_priors = np.log(np.maximum(priors, _TINY))
-    sharpness = _sharpness(scores, true, log_priors, shares)
+def sharpen(
+    predicted: Floats, targets: Targets, shares: Floats | None = None
+) -> tuple[Floats, float]:
+    """Return logits (n_samples, n_labels or 1, k) at the best inverse temperature, and that.
+
+    `shares` say what rows count in the loss that it minimises, by default as in the fit.
+    """
+    true, counts = _options(targets.matrix, targets), targets.shares if shares is None else shares
+    scores = _options(predicted, targets) - np.tensordot(targets.shares, true, axes=1)
+    log_priors = np.log(np.maximum(np.tensordot(counts, true, axes=1), _TINY))
+    sharpness = _sharpness(scores, true, log_priors, counts)
     return log_priors + sharpness * scores, sharpness
 
 

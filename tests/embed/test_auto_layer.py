@@ -61,8 +61,7 @@ def test_finds_the_layer_that_knows():
     assert list(embedder.output_indices_) == ["layer2_mean"]
     assert set(embedder.layer_scores_) == {f"layer{k}_mean" for k in range(5)}
     assert max(embedder.layer_scores_, key=embedder.layer_scores_.get) == "layer2_mean"
-    assert not hasattr(embedder, "layer_errors_")
-    embedder.set_params(layer_criterion="ridge").fit(texts, y)
+    assert embedder.layer_ties_ == ["layer2_mean"]
     assert embedder.layer_errors_["layer2_mean"] == 0
     fixed = LLMLayerEmbedder(stub(planted, depth=4), layer=2).fit(texts)
     np.testing.assert_array_equal(embedder.transform(texts), fixed.transform(texts))

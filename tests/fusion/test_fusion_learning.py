@@ -1,22 +1,21 @@
-"""What is learnt in `fit`: principal components, ridge weights, trained projections."""
+"""What is learnt in `fit`: principal components, weights of blocks, trained projections."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
 from skfusion._blocks import EmbeddingBlocks
 from skfusion._targets import CLASSES, read_targets
-from skfusion.fusion import weighted
 from skfusion.fusion.projection import add_bias, pca_projection, random_projection
 from skfusion.fusion.registry import OPERATORS
 from skfusion.fusion.transformer import FusionTransformer
-from skfusion.linear import spectrum
-from skfusion.linear.ridge import leave_one_out_kernel
+from skfusion.linear import blending, spectrum
+from skfusion.linear.blending import blend_shares
 
 
 @pytest.fixture
@@ -134,78 +133,94 @@ def test_sums_and_single_blocks_have_no_bias(rng):
 # --- weighted ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("penalty", [0.1, 3.0])
-def test_leave_one_out_against_refits(rng, penalty):
-    X, Y = rng.normal(size=(25, 8)) + 4, rng.normal(size=(25, 2))
-    left_out = cross_val_predict(Ridge(penalty), X, Y, cv=LeaveOneOut())
-    errors, _ = leave_one_out_kernel(X @ X.T, penalty, Y)
-    np.testing.assert_allclose(errors, Y - left_out, rtol=1e-8)
-
-
-def test_the_slope_against_differences(problem):
+def test_weights_are_those_of_standardised_blocks(problem):
+    """And the output has the inner products of the blocks' principal components."""
     X, y = problem
-    targets = read_targets(y, CLASSES, "").weighted(np.linspace(0.5, 1.5, 90))
-    kernels, _ = weighted._kernels(list(X.blocks.values()))
-    at = np.array([0.1, 0.5, -0.3, -1.0])
-    _, slope = weighted._loss_and_slope(kernels, at, targets)
-    for i, step in enumerate(np.eye(4) * 1e-6):
-        up, down = (weighted._loss_and_slope(kernels, at + s, targets)[0] for s in (step, -step))
-        assert slope[i] == pytest.approx((up - down) / 2e-6, abs=1e-6)
-
-
-def test_weights(problem):
-    X, y = problem
-    fuse = FusionTransformer("weighted").fit(X, y)
-    w, shares = fuse.weights_, fuse.kernel_weights_
-    for simplex in (w, shares):
-        assert simplex.sum() == pytest.approx(1) and (simplex >= 0).all()
-    assert shares[0] > shares[1] > shares[2] and shares[2] < 0.1
+    fuse = FusionTransformer("weighted", n_components=7).fit(X, y)
+    scaled = [StandardScaler().fit_transform(block) for block in X.blocks.values()]
+    shares = blend_shares(scaled, "sss", read_targets(y, CLASSES, ""), np.random.RandomState(0))
+    np.testing.assert_allclose(fuse.kernel_weights_, shares, rtol=1e-6)
+    assert shares.sum() == pytest.approx(1) and shares[0] > shares[2]
+    weighted = [
+        np.sqrt(share / block.var(axis=0).sum()) * block
+        for share, block in zip(shares, scaled, strict=True)
+    ]
+    expected = PCA(7, svd_solver="full").fit_transform(np.concatenate(weighted, axis=1))
     out = fuse.transform(X)
-    for (name, block), weight in zip(X.blocks.items(), w, strict=True):
-        expected = weight * StandardScaler().fit_transform(block)
-        np.testing.assert_allclose(out[:, fuse.output_indices_[name]], expected, atol=1e-9)
-    variances = [out[:, cut].var(axis=0).sum() for cut in fuse.output_indices_.values()]
-    np.testing.assert_allclose(variances / np.sum(variances), shares, atol=1e-9)
+    np.testing.assert_allclose(out @ out.T, 7 * expected @ expected.T, atol=1e-8)
+    assert (out.var(axis=0) < 2).all()
+    assert fuse.output_indices_ == {"weighted": slice(0, 7)}
+    assert fuse.get_feature_names_out().tolist() == [f"weighted{i}" for i in range(7)]
+    assert FusionTransformer("weighted").fit_transform(X, y).shape == (90, 89)
 
 
-def test_weights_are_no_worse_than_equal_ones_or_a_single_block(problem):
-    X, y = problem
-    targets = read_targets(y, CLASSES, "")
-    kernels, _ = weighted._kernels(list(X.blocks.values()))
-
-    def best(shares: np.ndarray) -> float:
-        path = np.linspace(-9, 5, 60)
-        logits = np.log(np.maximum(shares, 1e-9))
-        return min(
-            weighted._loss_and_slope(kernels, np.append(logits, at), targets, slope=False)[0]
-            for at in path
-        )
-
-    _, shares = weighted.ridge_weights(list(X.blocks.values()), targets, np.random.RandomState(0))
-    others = [np.full(3, 1 / 3), *np.eye(3)]
-    assert best(shares) <= min(map(best, others)) + 1e-3
+def test_weights_find_the_block_that_helps(rng):
+    """Two halves of the answer are kept, and noise is weighed down."""
+    y = rng.integers(2, size=200)
+    X = EmbeddingBlocks([y[:, None] * s + rng.normal(size=(200, 6)) for s in (0.7, 0.7, 0.0)])
+    shares = FusionTransformer("weighted").fit(X, y).kernel_weights_
+    assert min(shares[:2]) > shares[2]
 
 
 def test_weights_of_equal_blocks_are_equal(problem):
     X, y = problem
     same = EmbeddingBlocks({"a": X.blocks["good"], "b": X.blocks["good"] * 5 + 1})
     fuse = FusionTransformer("weighted").fit(same, y)
-    np.testing.assert_allclose(fuse.weights_, 0.5, atol=1e-3)
-    assert FusionTransformer("weighted").fit(same.select(["a"]), y).weights_.tolist() == [1]
+    np.testing.assert_allclose(fuse.kernel_weights_, 0.5, atol=1e-6)
+    single = FusionTransformer("weighted").fit(same.select(["a"]), y)
+    assert single.kernel_weights_.tolist() == [1]
 
 
-def test_weights_for_numbers_and_balanced_classes(problem):
+def test_weights_without_y_are_equal(problem):
+    X, _ = problem
+    fuse = FusionTransformer("weighted").fit(X)
+    np.testing.assert_allclose(fuse.kernel_weights_, 1 / 3)
+    assert not fuse.__sklearn_tags__().target_tags.required
+    assert FusionTransformer("weighted").fit_transform(X[:1]).tolist() == [[0]]
+
+
+def test_weights_for_numbers_labels_and_balanced_classes(problem):
     X, y = problem
     numbers = X.blocks["good"] @ np.ones(12)
     fuse = FusionTransformer("weighted").fit(X, numbers)
-    assert fuse.kernel_weights_[0] > 0.9
+    assert fuse.kernel_weights_[0] > 0.6
+    assert fuse.fit(X, np.stack([numbers, -numbers], axis=1)).kernel_weights_[0] > 0.6
+    labels = fuse.fit(X, np.stack([y == 0, y != 1], axis=1).astype(int)).kernel_weights_
+    assert labels[0] > labels[2]
     rare = y == 0
     kept = np.flatnonzero(~rare | (np.cumsum(rare) <= 6))
+    mixed = X.select(["fair", "noise"])
     plain, balanced = (
-        FusionTransformer("weighted", class_weight=how).fit(X[kept], y[kept]).weights_
+        FusionTransformer("weighted", class_weight=how).fit(mixed[kept], y[kept]).kernel_weights_
         for how in (None, "balanced")
     )
     assert not np.allclose(plain, balanced)
+
+
+def test_rare_words_are_not_blown_up(rng):
+    """A sparse block is not standardised, and any scale of a block is the same to the weights."""
+    y = rng.integers(2, size=60)
+    words = sparse.csr_array(np.where(rng.uniform(size=(60, 40)) < 0.05, 1.0, 0.0))
+    X = EmbeddingBlocks({"words": words, "dense": rng.normal(size=(60, 5)) + y[:, None]})
+    fuse = FusionTransformer("weighted").fit(X, y)
+    assert [scaler.how for scaler in fuse.scalers_.values()] == [None, "standard"]
+    dense = EmbeddingBlocks({"words": words.toarray(), "dense": X.blocks["dense"]})
+    np.testing.assert_array_equal(fuse.transform(dense), fuse.transform(X))
+    plain = FusionTransformer("weighted", scale=None).fit(X, y)
+    larger = EmbeddingBlocks({"words": words * 1e3, "dense": X.blocks["dense"]})
+    again = FusionTransformer("weighted", scale=None).fit(larger, y)
+    np.testing.assert_allclose(plain.kernel_weights_, again.kernel_weights_, rtol=1e-6)
+    np.testing.assert_allclose(plain.transform(X), again.transform(larger), atol=1e-9)
+
+
+def test_repeated_rows_tell_nothing_new(problem):
+    X, y = problem
+    order = np.random.default_rng(0).permutation(180) % 90
+    once, twice = (
+        FusionTransformer("weighted").fit(X[rows], y[rows]).kernel_weights_
+        for rows in (np.arange(90), order)
+    )
+    np.testing.assert_allclose(once, twice, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [int, float])
@@ -228,7 +243,11 @@ def test_weights_for_counts(dtype):
         ({}, np.full(90, 0.1), "same in all 90 rows"),
         ({"task": "regression"}, ["a", "b"] * 45, "numbers, got str values"),
         ({"task": "classification"}, np.linspace(0, 1, 90), "takes classes or labels"),
-        ({"task": "regression"}, np.arange(180).reshape(90, 2), "'continuous-multioutput', but"),
+        (
+            {"task": "classification"},
+            np.arange(180).reshape(90, 2),
+            "'multiclass-multioutput', but",
+        ),
         ({"task": "counts"}, np.arange(90), "'task' parameter"),
         ({"operator": "sum", "projection": "supervised"}, np.arange(90), "task='classification'"),
         (
@@ -252,9 +271,11 @@ def test_supervised_takes_many_classes_where_it_is_told_so(problem):
 
 
 def test_many_rows_are_sampled(problem, monkeypatch):
-    X, y = problem
-    monkeypatch.setattr(weighted, "MOST_ROWS", 60)
-    runs = [FusionTransformer("weighted", random_state=s).fit(X, y).weights_ for s in (0, 0, 1)]
+    X, y = problem[0].select(["fair", "noise"]), problem[1]
+    monkeypatch.setattr(blending, "MOST_ROWS", 60)
+    runs = [
+        FusionTransformer("weighted", random_state=s).fit(X, y).kernel_weights_ for s in (0, 0, 1)
+    ]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert not np.array_equal(runs[0], runs[2])
     FusionTransformer("weighted").fit(X, np.append(y[:-1], 7))  # a class of one row

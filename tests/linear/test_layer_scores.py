@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import optimize, sparse, stats
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import Ridge
@@ -19,6 +21,7 @@ from skfusion.linear.ridge import RELATIVE_PENALTIES, leave_one_out_path, ridge_
 
 RIDGE = {"criterion": "ridge"}
 ridge_scores = partial(layer_scores, **RIDGE)
+logme_scores = partial(layer_scores, criterion="logme")
 SHAPES = [(12, 30), (30, 5), (20, 20)]
 
 
@@ -140,6 +143,105 @@ def test_a_row_that_outweighs_all_others(rng):
     assert np.isfinite(found.row_losses).all()
 
 
+# --- classes counted alike ------------------------------------------------------------------
+
+
+def unbalanced(counts: tuple[int, ...], d: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Return standardised rows, the classes apart, and classes of so many rows."""
+    y = np.repeat(np.arange(len(counts)), counts)
+    rng = np.random.default_rng(len(y))
+    X = rng.normal(size=(len(y), d)) + rng.normal(size=(len(counts), d))[y]
+    return StandardScaler().fit_transform(X), y
+
+
+def test_balanced_losses_by_brute_force():
+    X, y = unbalanced((14, 4, 2))
+    matrix, counts = np.eye(3)[y], np.bincount(y)
+    roots = np.sqrt(1 / counts)[y]
+    tried = [
+        brute_force(X, matrix, roots / roots.mean(), 4 * relative)
+        for relative in RELATIVE_PENALTIES * (roots @ (X**2).sum(axis=1) / roots.sum() / 4)
+    ]
+    scores = min(tried, key=lambda s: roots @ ((s - matrix) ** 2).sum(axis=1))
+    prior = np.sqrt(counts) / np.sqrt(counts).sum()
+
+    def losses(sharpness: float) -> np.ndarray:
+        raised = np.exp(sharpness * (scores - prior))
+        return -np.log((matrix * raised).sum(axis=1) / raised.sum(axis=1))
+
+    def of_classes(sharpness: float) -> np.ndarray:
+        return [losses(sharpness)[y == c].mean() for c in range(3)]
+
+    best = optimize.minimize_scalar(lambda t: np.mean(of_classes(t)), bounds=(0, 100)).x
+    found = layer_scores({"X": X}, y)
+    np.testing.assert_allclose(found.row_losses[:, 0], losses(best), atol=1e-4)
+    assert found.scores[0] == pytest.approx(-np.mean(of_classes(best)), abs=1e-6)
+
+
+def test_a_layer_that_tells_rare_classes_apart_is_better():
+    """One layer halves the frequent class, as the labels do, and the other knows the rare ones."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2, 3, 4], [100, 100, 8, 8, 8])
+    frequent, rare = rng.normal(size=(2, len(y), 6))
+    frequent[:, 0] += 3 * (y == 0)
+    rare[:, :3] += 4 * np.eye(5)[y][:, 2:]
+    rare[:, 3] += y == 0
+    layers = {"frequent": frequent, "rare": rare}
+    assert layer_scores(layers, y).best == "rare"
+    assert logme_scores(layers, y).best == ridge_scores(layers, y).best == "frequent"
+
+
+def test_a_layer_without_information_scores_even_chances():
+    y = np.repeat([0, 1, 2], [60, 20, 2])
+    found = layer_scores({"constant": np.ones((82, 3))}, y)
+    assert found.scores[0] == pytest.approx(-np.log(3), abs=1e-6)
+
+
+def test_a_class_of_one_row_counts_nothing_beside_two_larger_ones():
+    X, y = unbalanced((6, 4, 1))
+    np.testing.assert_allclose(
+        layer_scores({"X": X}, y).row_shares * 2, [*[1 / 6] * 6, *[1 / 4] * 4, 0]
+    )
+    X, y = unbalanced((6, 1, 1))
+    np.testing.assert_allclose(layer_scores({"X": X}, y).row_shares * 3, [*[1 / 6] * 6, 1, 1])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=9).filter(lambda y: len(set(y)) > 1))
+def test_few_rows_have_finite_scores(y):
+    rng = np.random.default_rng(len(y))
+    wide, narrow = rng.normal(size=(len(y), 12)), rng.normal(size=(len(y), 2))
+    found = layer_scores({"wide": wide, "narrow": narrow, "none": np.zeros((len(y), 2))}, y)
+    assert np.isfinite(found.scores).all() and np.isfinite(found.standard_errors).all()
+    assert found.row_shares.sum() == pytest.approx(1)
+
+
+def test_weights_count_within_classes(rng):
+    X, y = unbalanced((30, 10))
+    weights = rng.uniform(0.5, 2, size=40)
+    shares = layer_scores({"X": X}, y, sample_weight=weights).row_shares
+    np.testing.assert_allclose([shares[y == 0].sum(), shares[y == 1].sum()], 0.5)
+    np.testing.assert_allclose(shares[y == 0] / shares[0], weights[:30] / weights[0])
+
+
+def test_labels_and_numbers_are_scored_as_by_ridge(rng):
+    X = rng.normal(size=(40, 4))
+    for y in (X[:, 0] + rng.normal(size=40), (X[:, :2] > 1).astype(int)):
+        expected = ridge_scores({"X": X}, y).row_losses
+        np.testing.assert_array_equal(layer_scores({"X": X}, y).row_losses, expected)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_the_unit_of_numbers_does_not_matter(size, rng):
+    layers = rng.normal(size=(2, 40, 4))
+    y = layers[1] @ np.ones(4) + rng.normal(size=40)
+    expected = layer_scores(layers, y)
+    found = layer_scores(layers, size * y)
+    np.testing.assert_allclose(found.scores, expected.scores - np.log(size), rtol=1e-9)
+    both = layer_scores(layers, np.column_stack([y, size * y]))
+    np.testing.assert_allclose(both.scores, 2 * expected.scores - np.log(size), rtol=1e-9)
+
+
 # --- evidence -------------------------------------------------------------------------------
 
 
@@ -198,7 +300,7 @@ def test_logme_is_the_evidence_of_the_n_minus_one_contrasts(n, d, noise, rng):
     y = 1e3 + F @ rng.normal(size=d) / np.sqrt(d) + noise * rng.normal(size=n)
     seen = contrasts(n).T
     expected = density_on_a_grid(seen @ F, seen @ y) / (n - 1)
-    found = layer_scores({"F": F}, y).scores[0]
+    found = logme_scores({"F": F}, y).scores[0]
     assert expected - 1e-9 <= found <= expected + 0.01
 
 
@@ -209,8 +311,8 @@ def test_without_a_signal_the_evidence_is_that_of_noise_alone(size, rng):
     F, y = both[:, 1 : d + 1], size * both[:, -1]
     with np.errstate(under="ignore"):
         null = stats.norm(scale=np.sqrt(1 / (n - 1))).logpdf(0) - 0.5 - np.log(size)
-    assert layer_scores({"F": F}, y).scores[0] == pytest.approx(null, rel=1e-12)
-    constant = layer_scores({"F": F, "constant": np.ones((n, 3))}, y)
+    assert logme_scores({"F": F}, y).scores[0] == pytest.approx(null, rel=1e-12)
+    constant = logme_scores({"F": F, "constant": np.ones((n, 3))}, y)
     assert constant.scores[0] == constant.scores[1]
 
 
@@ -230,12 +332,12 @@ def test_where_the_evidence_has_no_maximum_it_says_so(rng):
     copy[:, 0] = X[:, 0]
     repeated[20:] = repeated[:20]
     with pytest.warns(UserWarning, match=r"fit y exactly.*rows are repeated.*no maximum"):
-        found = layer_scores({"X": rng.normal(size=(40, 3)), "copy": copy}, X[:, 0])
+        found = logme_scores({"X": rng.normal(size=(40, 3)), "copy": copy}, X[:, 0])
     assert np.isfinite(found.scores).all() and found.best == "copy"
     with pytest.warns(UserWarning, match="no maximum"):
-        layer_scores({"repeated": repeated}, np.tile(X[:20, 0], 2))
-    assert np.isfinite(layer_scores({"copy": copy}, X[:, 0], criterion="ridge").scores[0])
-    layer_scores({"copy": copy}, X[:, 0] + 0.01 * rng.normal(size=40))
+        logme_scores({"repeated": repeated}, np.tile(X[:20, 0], 2))
+    assert np.isfinite(ridge_scores({"copy": copy}, X[:, 0]).scores[0])
+    logme_scores({"copy": copy}, X[:, 0] + 0.01 * rng.normal(size=40))
 
 
 # --- targets that say nothing ---------------------------------------------------------------
@@ -409,6 +511,38 @@ def test_a_hundredth_of_a_bit_is_a_likelihood_ratio_of_a_row():
         assert LayerScores("logme", ("a", "b"), scores, None, None).shallowest([0, 1]) == chosen
 
 
+def by_losses(losses: np.ndarray, names: str) -> LayerScores:
+    """Return scores with the standard errors of differences to the best."""
+    scores = -losses.mean(axis=0)
+    errors = stats.sem(losses - losses[:, [int(np.argmax(scores))]], axis=0)
+    return LayerScores("balanced", tuple(names), scores, errors, losses)
+
+
+def test_ties_are_within_one_standard_error(rng):
+    noise = rng.normal(size=400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) * 20  # a mean difference errs by 1
+    losses = np.column_stack([np.zeros(400), noise + 0.99, noise + 1.01])
+    assert by_losses(losses, "abc").ties == ("a", "b")
+    assert LayerScores("logme", ("a", "b", "c"), np.array([1.0, 2, 2]), None, None).ties == (
+        "b",
+        "c",
+    )
+
+
+@pytest.mark.parametrize(("lead", "chosen"), [(2.99, "b"), (3.01, "d")])
+def test_another_pooling_must_beat_the_means_by_three_standard_errors(lead, chosen, rng):
+    noise = rng.normal(size=400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) * 20
+    losses = np.column_stack([np.full(400, 0.5), np.zeros(400), noise + 5, noise - lead])
+    found = by_losses(losses, "abcd")
+    assert found.best == found.shallowest(range(4)) == "d"
+    poolings = ["mean", "mean_no_first", "last", "last"]
+    assert found.shallowest(range(4), poolings) == chosen
+    assert found.shallowest(range(4), ["first", "last", "last", "last"]) == "d"
+    unknown = LayerScores("logme", found.names, found.scores, None, None)
+    assert unknown.shallowest(range(4), poolings) == "d"
+
+
 def test_arguments_are_left_alone_and_no_random_number_is_drawn():
     X, y = problem(30, 4)
     before, state = X.copy(), np.random.get_state()[1].copy()  # noqa: NPY002 - the global one
@@ -420,7 +554,7 @@ def test_arguments_are_left_alone_and_no_random_number_is_drawn():
 
 WRONG = [
     ({"y": None}, ValueError, "requires y .*effective_rank"),
-    ({"criterion": "best"}, ValueError, "criterion='best' must be one of logme, ridge"),
+    ({"criterion": "best"}, ValueError, "criterion='best' must be one of balanced, logme, ridge"),
     ({"y": ["a"] * 9}, ValueError, "one class|1 class: .*'a'"),
     ({"y": ["a", "b"]}, ValueError, "inconsistent numbers"),
     ({"y": [np.nan] * 9}, ValueError, "NaN"),
@@ -430,7 +564,12 @@ WRONG = [
         ValueError,
         "needs classes",
     ),
-    ({"sample_weight": np.ones(9)}, ValueError, "takes no class_weight.*'ridge' does"),
+    (
+        {"criterion": "logme", "sample_weight": np.ones(9)},
+        ValueError,
+        "takes no class_weight.*'ridge' does",
+    ),
+    ({"class_weight": {0: 2}}, ValueError, r"counts classes alike.*got \{0: 2\}.*'ridge' does"),
     ({**RIDGE, "sample_weight": -np.ones(9)}, ValueError, "[Nn]egative"),
     ({**RIDGE, "sample_weight": np.eye(9)[0]}, ValueError, "n_samples=1"),
     ({"y": np.array([[0, 1, 2]] * 9)}, ValueError, "same in all 9 rows"),
