@@ -26,10 +26,12 @@ from sklearn.utils.validation import _ensure_no_complex_data
 
 from ._targets import CLASSES, Targets, Task, read_targets
 from .embed.store import VectorStore
-from .linear.ridge import RELATIVE_PENALTIES
 from .neural.regressor import FusionMLPRegressor
 from .selection.head import FusionHead
 from .selection.recipe_base import BaseFusion, last_has
+
+#: Of ridge regression on columns of variance 1 in the mean, of which there are up to 1,000.
+_PENALTIES = np.logspace(-2, 6, 17)
 
 
 class FusionClassifier(ClassifierMixin, BaseFusion):
@@ -400,7 +402,7 @@ class FusionRegressor(RegressorMixin, BaseFusion):
         if self.head == "network":
             return FusionMLPRegressor(scale=None, block_sizes="single", random_state=seed)
         if isinstance(self.head, str):
-            return RidgeCV(RELATIVE_PENALTIES)
+            return RidgeCV(_PENALTIES)
         if not is_regressor(self.head):
             raise ValueError(f"head={self.head!r} is no regressor.")
         return self.head

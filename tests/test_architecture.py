@@ -47,6 +47,7 @@ ALLOWED = {
     "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
     "inspection": COMMON | {"matplotlib", "pandas"},
     "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
+    "recipe": COMMON,
     "saving": COMMON | {"scipy", "torch"},
 }
 #: Imported where they are used, so that the package works without them or starts fast.

@@ -20,6 +20,7 @@ from sklearn.utils import Tags, _safe_indexing, check_random_state, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import (
     _check_sample_weight,
+    _num_samples,
     check_is_fitted,
 )
 
@@ -135,6 +136,11 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         if plan.takes_texts:
             X = as_sequence(X)
         X, y = indexable(X, y)
+        n_rows = _num_samples(X)
+        if n_rows < 2:
+            raise ValueError(
+                f"Found {n_rows} sample(s) (n_samples={n_rows}) while a minimum of 2 is required."
+            )
         targets = self._read_targets(y)
         y = targets.matrix[:, 0] if targets.classes is None else targets.classes[targets.codes]
         if len(y) < 2:

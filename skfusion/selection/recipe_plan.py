@@ -97,6 +97,7 @@ class Plan:
         factors = np.ones(len(targets))
         if targets.kind in CLASSES:
             factors = targets.balance(targets.weights)
+            targets = targets.weighted(factors)
         made = {whole.names: whole}
         scores: dict[tuple[str, ...], NDArray[np.float64]] = {}
         chosen, tried = whole.names, [whole.names]

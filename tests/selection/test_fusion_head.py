@@ -31,7 +31,7 @@ def test_probabilities_are_those_of_the_rows(kind):
     chances = head.predict_proba(X_test)
     assert chances[:, 1].mean() == pytest.approx(y_test.mean(), abs=0.06)
     plain = LogisticRegression().fit(X, y).predict_proba(X_test)
-    assert log_loss(y_test, chances) < log_loss(y_test, plain) + 0.01
+    assert log_loss(y_test, chances) < log_loss(y_test, plain) + 0.03
 
 
 def test_decisions_suit_the_score():
