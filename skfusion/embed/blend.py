@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._targets import Targets
-from ..linear.blending import BlendComponents, blend_shares, fit_components
+from ..linear.blending import BlendComponents, blend_shares, fading_prior, fit_components
+from ..linear.layer_scores import MEANS
 from ..linear.rotation import even_columns
 from ..linear.scaling import Scaler, Vectors, fit_scaler
 from .shards import Column
@@ -60,8 +61,10 @@ def fit_blend(
             scalers.append(fit_scaler(vectors, "standard"))
             yield scalers[-1](vectors)
 
-    poolings = [pooling for _, pooling in columns]
-    shares = blend_shares(learn_scales(), poolings, targets, rng)
+    prior = np.ones(len(columns))
+    if targets is not None:
+        prior = fading_prior([pooling in MEANS for _, pooling in columns], len(targets))
+    shares = blend_shares(learn_scales(), prior, targets, rng)
     counted = np.flatnonzero(shares).tolist()
     kept = tuple(columns[i] for i in counted)
     scales = tuple(scalers[i] for i in counted)

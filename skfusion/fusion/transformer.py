@@ -34,6 +34,10 @@ from .projection import (
 from .registry import SIDE_BY_SIDE, OwnOperatorsMixin, find_operator, uses_own_operators
 from .supervised import supervised_projections
 
+#: The part of the shares of "weighted" that does not depend on y: models add to each other also
+#: where one of them is clearly the best.
+_EVEN = 0.5
+
 
 class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     """Fuse the embedding blocks of each row into one vector.
@@ -329,7 +333,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
             everything = zip(*scaled, strict=True)
             rows = (b"".join(part.tobytes() for part in parts) for parts in everything)
             targets = without_repeats(targets, rows)
-        self.kernel_weights_ = blend_shares(scaled, [None] * len(scaled), targets, rng)
+        prior = np.full(len(scaled), 1 / len(scaled))
+        self.kernel_weights_ = blend_shares(scaled, prior, targets, rng, even=_EVEN)
         kept = list(compress(scaled, self.kernel_weights_))
         shares = self.kernel_weights_[self.kernel_weights_ > 0]
         found = fit_components(lambda: kept, shares, self.n_components, rng)

@@ -4,14 +4,17 @@ The kernel K_b of a block is that of its centred rows, divided so that its mean 
 Shares v on the simplex give K = Σ v_b K_b: the kernel of the blocks side by side, each multiplied
 by √(v_b / t_b), where t_b is the mean squared norm of its centred rows.
 
-Shares come in two stages. A group of blocks, such as the layers of one pooling, has a share
-∝ exp(s √N score), the score being that of the sum of its kernels; inside of a group half of it is
-spread evenly and half ∝ exp(s √N score of the block).
+Each row has a log-loss by each block, that of ridge regression fitted without it. How much a block
+is behind the best one, Δ per row with standard error e over N rows, is a matter of chance too, so
+a share is the prior one times the odds Φ(-z) / Φ(z) of being the better of the two, with
+z = s N Δ / √(N² e² + 8 / π): of a block that is surely behind next to nothing is left,
+and one that other rows may well put in front keeps nearly its prior share. That is pseudo-Bayesian
+model averaging by leave-one-out losses with their uncertainty (Yao, Vehtari, Simpson and Gelman,
+Bayesian Analysis 2018), the bootstrap of which is put into closed form here.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
-from scipy.special import softmax
+from scipy.special import log_ndtr, softmax
 
-from .._targets import CLASSES, LABELS, Targets
+from .._targets import Targets
 from .criteria import balanced_shares, softly_balanced
-from .ridge import leave_one_out_features, leave_one_out_kernel
+from .ridge import leave_one_out_features, leave_one_out_kernel, log_losses
 from .spectrum import above_noise, largest_eigenvectors, orient, principal_components
 
 Floats = NDArray[np.float64]
@@ -31,10 +34,10 @@ Block = NDArray[np.floating[Any]]
 
 #: Rows that shares are found from, at most: their kernel's factors cost the cube of it.
 MOST_ROWS = 1000
-#: How sharply scores become shares, in units of 1 / √N.
-STRENGTH = 3.0
-#: The part of a group's share that its blocks have whatever they score.
-EVEN = 0.5
+#: s: the sharpness of shares, found on real data (benchmarks/layer_choice.py measures them).
+SHARPNESS = 1.5
+#: With so many rows, all other blocks together have half the prior share of the preferred.
+FADE_ROWS = 100
 #: A block with less does not count.
 LEAST_SHARE = 1e-3
 #: Penalties of kernels whose mean diagonal is 1.
@@ -55,49 +58,80 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 def blend_shares(
     blocks: Iterable[Block],
-    groups: Sequence[Hashable],
+    prior: Floats,
     targets: Targets | None,
     rng: np.random.RandomState,
+    *,
+    even: float = 0.0,
 ) -> Floats:
     """Return the share of each block, adding up to 1; blocks are read one after the other.
 
-    Without targets all blocks have the same share. One that does not vary has none.
+    `prior` says what blocks have that are equally good. The part `even` of all shares stays as it
+    says, and without targets all does. A block that does not vary has none.
 
     Examples
     --------
     >>> import numpy as np
     >>> blocks = [np.array([[1.0], [2.0]]), np.ones((2, 1)), np.array([[0.0], [5.0]])]
-    >>> blend_shares(blocks, [0, 0, 1], None, np.random.RandomState(0))
+    >>> blend_shares(blocks, np.ones(3), None, np.random.RandomState(0))
     array([0.5, 0. , 0.5])
     """
     if targets is None:
-        return _trimmed(np.array([_mean_square(block) > 0 for block in blocks], dtype=float))
+        varying = np.array([_mean_square(block) > 0 for block in blocks])
+        return _trimmed(prior * varying)
     rows = draw_rows(targets, rng)
-    targets = targets.take(rows)
-    together, scores = _Groups(groups), []
-    for group, block in zip(groups, blocks, strict=True):
+    targets, losses = targets.take(rows), []
+    for block in blocks:
         features = _unit(block[rows])
-        score = -np.inf if features is None else score_features(features, targets)
-        scores.append(score)
-        if features is not None:
-            together.add(group, features, score)
-    return two_stages(np.array(scores), groups, together.scores(targets), len(targets))
-
-
-def two_stages(
-    scores: Floats, groups: Sequence[Hashable], group_scores: dict[Hashable, float], n_rows: int
-) -> Floats:
-    """Turn the scores of blocks, -inf where they do not vary, and of groups into shares."""
-    sharpness = STRENGTH * np.sqrt(n_rows)
-    shares = np.zeros(len(scores))
-    if not group_scores:
-        return _trimmed(shares)
-    of_groups = softmax(sharpness * np.array(list(group_scores.values())))
-    for group, share in zip(group_scores, of_groups, strict=True):
-        members = np.array([g == group for g in groups]) & (scores > -np.inf)
-        own = softmax(sharpness * scores[members])
-        shares[members] = share * (EVEN / members.sum() + (1 - EVEN) * own)
+        losses.append(None if features is None else block_losses(features, targets))
+    varying = np.array([loss is not None for loss in losses])
+    if not varying.any():
+        return _trimmed(np.zeros(len(prior)))
+    found = np.stack([loss for loss in losses if loss is not None], axis=1)
+    before, shares = prior[varying] / prior[varying].sum(), np.zeros(len(prior))
+    weighed = average(found, balanced_shares(targets), before)
+    shares[varying] = even * before + (1 - even) * weighed
     return _trimmed(shares)
+
+
+def average(losses: Floats, row_shares: Floats, prior: Floats) -> Floats:
+    """Turn losses (n_rows, n_blocks) into shares of blocks; `row_shares` add up to 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> same, surely = np.array([[0.1], [0.3]]), np.array([[9.0], [9.2]])
+    >>> average(np.hstack([same, same, surely]), np.full(2, 0.5), np.full(3, 1 / 3)).round(3)
+    array([0.5, 0.5, 0. ])
+    """
+    n_rows = np.count_nonzero(row_shares)
+    best = int(np.argmin(row_shares @ losses))
+    behind = losses - losses[:, [best]]
+    mean = row_shares @ behind
+    variance = row_shares**2 @ (behind - mean) ** 2
+    z = SHARPNESS * n_rows * mean / np.sqrt(n_rows**2 * variance + 8 / np.pi)
+    odds = np.log(prior) + log_ndtr(-z) - log_ndtr(z)
+    shares: Floats = softmax(odds)
+    return shares
+
+
+def fading_prior(preferred: Sequence[bool], n_rows: int) -> Floats:
+    """Return shares by which the preferred blocks together have half, and with few rows more.
+
+    All others together have N / (N + 100) times as much.
+
+    Examples
+    --------
+    >>> fading_prior([True, False, False], 100)
+    array([0.66666667, 0.16666667, 0.16666667])
+    """
+    chosen = np.array(preferred, dtype=bool)
+    if chosen.all() or not chosen.any():
+        return np.full(len(chosen), 1 / len(chosen))
+    weights = np.where(chosen, 1 / chosen.sum(), 0.0)
+    weights[~chosen] = n_rows / (n_rows + FADE_ROWS) / np.count_nonzero(~chosen)
+    prior: Floats = weights / weights.sum()
+    return prior
 
 
 def draw_rows(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
@@ -129,35 +163,6 @@ def without_repeats(targets: Targets, rows: Iterable[Hashable]) -> Targets:
     for i, (row, target) in enumerate(zip(rows, targets.matrix, strict=True)):
         weights[first.setdefault((row, target.tobytes()), i)] += targets.weights[i]
     return targets.weighted(weights)
-
-
-class _Groups:
-    """Sums of the kernels of each group's blocks, where a group has several."""
-
-    def __init__(self, groups: Sequence[Hashable]) -> None:
-        self._sizes = Counter(groups)
-        self._kernels: dict[Hashable, Block] = {}
-        self._counts: Counter[Hashable] = Counter()
-        self._last: dict[Hashable, float] = {}
-
-    def add(self, group: Hashable, features: Block, score: float) -> None:
-        """Add the kernel of one block."""
-        self._counts[group] += 1
-        self._last[group] = score
-        if self._sizes[group] > 1:
-            kernel = features @ features.T
-            if group in self._kernels:
-                kernel += self._kernels[group]
-            self._kernels[group] = kernel
-
-    def scores(self, targets: Targets) -> dict[Hashable, float]:
-        """Return the scores of groups that vary; of a single block, its own."""
-        return {
-            group: self._last[group]
-            if count == 1
-            else score_kernel(self._kernels[group] / count, targets)
-            for group, count in self._counts.items()
-        }
 
 
 def _trimmed(shares: Floats) -> Floats:
@@ -194,65 +199,41 @@ def _unit(block: Block) -> Block | None:
     return centred
 
 
-# --- scores ----------------------------------------------------------------------------------
+# --- losses of rows left out -------------------------------------------------------------------
 
 
-def score_features(features: Block, targets: Targets) -> float:
-    """Return minus the loss of rows left out of a ridge regression on a block's rows."""
+def block_losses(features: Block, targets: Targets) -> Floats:
+    """Return the log-loss per row of a ridge regression on a block's rows, fitted without it."""
     n_rows, width = features.shape
+    fitted = softly_balanced(targets)
+    weights = fitted.weights / fitted.weights.mean()  # penalties are relative to these
     if n_rows <= width:
-        return score_kernel(features @ features.T, targets)
-    errors_at = leave_one_out_features(features, targets.matrix, _fit_weights(targets))
-    return _best(errors_at, targets)
+        errors_at = leave_one_out_kernel(features @ features.T, targets.matrix, weights)
+    else:
+        errors_at = leave_one_out_features(features, targets.matrix, weights)
+    shares = balanced_shares(targets)
+    errors = _least_errors(errors_at, shares)
+    return log_losses(targets.matrix - errors, fitted, shares)
 
 
-def score_kernel(kernel: Block, targets: Targets) -> float:
-    """Return minus the loss of rows left out of a ridge regression by a kernel."""
-    errors_at = leave_one_out_kernel(kernel, targets.matrix, _fit_weights(targets))
-    return _best(errors_at, targets)
+def _least_errors(errors_at: Callable[[float], Floats], shares: Floats) -> Floats:
+    """Walk from the middle penalty to where the squared errors are smallest; return the errors."""
 
+    def at(penalty: float) -> tuple[float, Floats]:
+        errors = errors_at(penalty)
+        return float(shares @ (errors**2).sum(axis=1)), errors
 
-def loss(errors: Floats, targets: Targets) -> float:
-    """Return the loss per row and output, in nats as if errors were Gaussian; classes alike."""
-    squares = (_row_weights(targets) * errors**2).sum(axis=0)
-    if targets.kind in CLASSES:
-        squares = squares.sum(keepdims=True)
-    return float(np.log(np.maximum(squares, _TINY)).mean()) / 2
-
-
-def _row_weights(targets: Targets) -> Floats:
-    """Return what each row counts in the loss of each output, adding up to 1 for an output."""
-    matrix = targets.matrix
-    weights = np.repeat(balanced_shares(targets)[:, None], matrix.shape[1], axis=1)
-    if targets.kind in LABELS:  # those that have a label count as much as those without it
-        for side in (matrix > 0, matrix == 0):
-            sums = (weights * side).sum(axis=0)
-            weights = np.where(side, weights / np.where(sums > 0, sums, 1.0), weights)
-    normalised: Floats = weights / weights.sum(axis=0)
-    return normalised
-
-
-def _fit_weights(targets: Targets) -> Floats:
-    """Return the weights to fit with, 1 in the mean, which penalties are relative to."""
-    weights = softly_balanced(targets).weights
-    normalised: Floats = weights / weights.mean()
-    return normalised
-
-
-def _best(errors_at: Callable[[float], Floats], targets: Targets) -> float:
-    """Walk from the middle penalty to where the loss is smallest; return minus that loss."""
     middle = len(PENALTIES) // 2
-    least = loss(errors_at(PENALTIES[middle]), targets)
+    first = least = at(PENALTIES[middle])
     for way in (PENALTIES[middle + 1 :], PENALTIES[:middle][::-1]):
-        found = least
         for penalty in way:
-            there = loss(errors_at(penalty), targets)
-            if there >= least:
+            there = at(penalty)
+            if there[0] >= least[0]:
                 break
             least = there
-        if least < found:
+        if least is not first:
             break
-    return -least
+    return least[1]
 
 
 # --- components ------------------------------------------------------------------------------

@@ -236,8 +236,8 @@ def test_a_search_runs_each_text_once(model):
 
 
 def test_transform_stops_behind_the_deepest_layer_that_counts(model, tmp_path, monkeypatch):
-    def first_two(blocks: Any, groups: Any, *_: Any) -> np.ndarray:
-        assert len(list(blocks)) == len(groups) == 8
+    def first_two(blocks: Any, prior: Any, *_: Any) -> np.ndarray:
+        assert len(list(blocks)) == len(prior) == 8
         return np.array([0.5, 0, 0, 0.5, 0, 0, 0, 0])
 
     monkeypatch.setattr("skfusion.embed.blend.blend_shares", first_two)

@@ -9,23 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import softmax
+from scipy import stats
 from sklearn.linear_model import Ridge
 
 from skfusion._targets import CLASSES, LABELS, NUMBERS, Targets, read_targets
 from skfusion.linear import blending
 from skfusion.linear.blending import blend_shares, count_components, fit_components
-from skfusion.linear.ridge import leave_one_out_features, leave_one_out_kernel
+from skfusion.linear.criteria import balanced_shares, softly_balanced
+from skfusion.linear.ridge import leave_one_out_features, leave_one_out_kernel, log_losses
 
 
 def read(y) -> Targets:
     return read_targets(y, CLASSES | LABELS | NUMBERS, "")
 
 
-def shares_of(blocks, y, groups=None, seed=0):
+def shares_of(blocks, y, prior=None, seed=0, even=0.0):
     targets = y if y is None or isinstance(y, Targets) else read(y)
-    groups = range(len(blocks)) if groups is None else groups
-    return blend_shares(iter(blocks), groups, targets, np.random.RandomState(seed))
+    prior = np.ones(len(blocks)) if prior is None else np.array(prior, dtype=float)
+    return blend_shares(iter(blocks), prior, targets, np.random.RandomState(seed), even=even)
 
 
 def components_of(blocks, shares, k=None, seed=0):
@@ -88,7 +89,7 @@ def test_shares_against_refits(rng, kind):
         kernels.append(centred @ centred.T / (centred**2).sum(axis=1).mean())
 
     def refitted(kernel, penalty):
-        weights, errors = blending._fit_weights(targets), np.empty_like(targets.matrix)
+        errors = np.empty_like(targets.matrix)
         for i in range(30):
             kept = np.delete(np.arange(30), i)
             system = np.ones((30, 30))  # slopes of rows, and the intercept
@@ -100,37 +101,42 @@ def test_shares_against_refits(rng, kind):
             )
         return errors
 
-    def score(kernel):
-        return max(-blending.loss(refitted(kernel, p), targets) for p in blending.PENALTIES)
+    fitted = softly_balanced(targets)
+    weights = fitted.weights / fitted.weights.mean()
+    counts = balanced_shares(targets)
 
-    sharp = blending.STRENGTH * np.sqrt(30)
-    within = softmax(sharp * np.array([score(kernels[0]), score(kernels[1])]))
-    groups = softmax(sharp * np.array([score((kernels[0] + kernels[1]) / 2), score(kernels[2])]))
-    expected = [*groups[0] * (blending.EVEN / 2 + (1 - blending.EVEN) * within), groups[1]]
-    found = shares_of(blocks, targets, ["a", "a", "b"])
+    def losses(kernel):
+        errors = min(
+            (refitted(kernel, penalty) for penalty in blending.PENALTIES),
+            key=lambda e: counts @ (e**2).sum(axis=1),
+        )
+        return log_losses(targets.matrix - errors, fitted, counts)
+
+    made = np.stack([losses(kernel) for kernel in kernels], axis=1)
+    prior = np.array([0.5, 0.3, 0.2])
+    # The odds of each against the best: the one of the smallest mean loss.
+    best = int(np.argmin(counts @ made))
+    odds = []
+    for b in range(3):
+        gaps = [made[i, b] - made[i, best] for i in range(30)]
+        mean = sum(c * gap for c, gap in zip(counts, gaps, strict=True))
+        error2 = sum(c**2 * (gap - mean) ** 2 for c, gap in zip(counts, gaps, strict=True))
+        z = 1.5 * 30 * mean / np.sqrt(30**2 * error2 + 8 / np.pi)
+        odds.append(prior[b] * stats.norm.cdf(-z) / stats.norm.cdf(z))
+    expected = np.array(odds) / sum(odds)
+    found = shares_of(blocks, targets, prior)
     assert found.min() > 0
-    assert_allclose(found, expected, rtol=1e-6)
+    assert_allclose(found, expected, rtol=1e-5)
+    half = shares_of(blocks, targets, prior, even=0.5)
+    assert_allclose(half, (expected + prior) / 2, rtol=1e-5)
 
 
-def test_the_loss_counts_classes_alike():
-    y = np.array([0] * 8 + [1] * 2)
-    targets = read(y)
-    of_rare, of_frequent = np.zeros((10, 2)), np.zeros((10, 2))
-    of_rare[8:], of_frequent[:8] = 0.5, 0.5
-    assert blending.loss(of_rare, targets) == pytest.approx(blending.loss(of_frequent, targets))
-    assert blending.loss(of_rare, targets) == pytest.approx(np.log(0.5 * 0.5) / 2)
-    labels = read(np.eye(2, dtype=int)[y])
-    assert blending.loss(np.full((10, 2), 0.5), labels) == pytest.approx(np.log(0.25) / 2)
-    assert blending.loss(of_rare, labels) == pytest.approx(blending.loss(of_frequent, labels))
-
-
-def test_a_class_of_one_row_is_not_counted():
-    targets = read([0, 0, 1, 1, 2])
-    errors = np.ones((5, 3))
-    before = blending.loss(errors, targets)
-    errors[4] = 100
-    assert blending.loss(errors, targets) == before
-    assert np.isfinite(blending.loss(np.ones((5, 5)), read([0, 1, 2, 3, 4])))
+def test_every_class_counts_the_same(rng):
+    """A block that knows the rare class is better than one that knows part of the frequent one."""
+    y = np.array([0] * 90 + [1] * 10)
+    rare = (y == 1)[:, None] * 2.0 + rng.normal(size=(100, 6))
+    frequent = (np.arange(100) < 45)[:, None] * 2.0 + rng.normal(size=(100, 6))
+    assert shares_of([rare, frequent], y)[0] > 0.99
 
 
 # --- shares -----------------------------------------------------------------------------------
@@ -140,7 +146,9 @@ def test_shares_follow_what_blocks_know(problem):
     blocks, y = problem
     shares = shares_of(blocks, y)
     assert shares.sum() == pytest.approx(1)
-    assert shares[0] > shares[1] > shares[2]
+    assert shares[0] > 0.9
+    fair, noise = shares_of(blocks[1:], y)
+    assert fair > noise
     assert shares_of(blocks, np.array(["a", "b", "c"])[y]) == pytest.approx(shares)
 
 
@@ -149,17 +157,17 @@ def test_shuffled_labels_give_nearly_equal_shares(problem):
     rng = np.random.default_rng(1)
     shares = [shares_of(blocks, rng.permutation(y)) for _ in range(10)]
     assert_allclose(np.mean(shares, axis=0), 1 / 3, atol=0.12)
-    together = [shares_of(blocks, rng.permutation(y), [0, 0, 0]) for _ in range(5)]
-    assert np.min(together) > 1 / 6 - 1e-9
+    half = [shares_of(blocks, rng.permutation(y), even=0.5) for _ in range(5)]
+    assert np.min(half) > 1 / 6 - 1e-9
 
 
 def test_the_order_of_rows_and_blocks_does_not_matter(problem):
     blocks, y = problem
-    groups = ["a", "b", "a"]
-    shares = shares_of(blocks, y, groups)
+    prior = [0.2, 0.5, 0.3]
+    shares = shares_of(blocks, y, prior)
     order = np.random.default_rng(0).permutation(len(y))
-    assert_allclose(shares_of([b[order] for b in blocks], y[order], groups), shares, rtol=1e-6)
-    assert_allclose(shares_of(blocks[::-1], y, groups[::-1]), shares[::-1], rtol=1e-9)
+    assert_allclose(shares_of([b[order] for b in blocks], y[order], prior), shares, rtol=1e-6)
+    assert_allclose(shares_of(blocks[::-1], y, prior[::-1]), shares[::-1], rtol=1e-9)
 
 
 def test_scale_and_offset_of_a_block_do_not_matter(problem):
@@ -196,27 +204,37 @@ def test_rows_without_weight_are_not_seen(problem, rng):
 
 def test_weights_count_like_repeated_rows_in_what_is_fitted(problem):
     blocks, y = problem
+    blocks = blocks[1:]
     plain = shares_of(blocks, read(y))
     heavy = shares_of(blocks, read(y).weighted(np.where(np.arange(90) < 30, 5.0, 1.0)))
     assert not np.allclose(plain, heavy)
     assert_allclose(shares_of(blocks, read(y).weighted(np.full(90, 7.0))), plain, rtol=1e-9)
 
 
-def test_a_group_that_knows_nothing_is_weighed_down_as_a_whole(rng):
+def test_what_knows_nothing_is_weighed_down(rng):
     y = rng.integers(2, size=120)
     good = [y[:, None] + rng.normal(size=(120, 6)) for _ in range(3)]
     noise = [rng.normal(size=(120, 6)) for _ in range(3)]
-    shares = shares_of([*good, *noise], y, ["good"] * 3 + ["noise"] * 3)
+    shares = shares_of([*good, *noise], y)
     assert shares[:3].sum() > 0.95
-    assert (shares[:3] > blending.EVEN / 3 * shares[:3].sum() - 1e-9).all()
 
 
-def test_small_shares_are_none(monkeypatch):
-    scores = np.array([0.0, -0.3, 0.0, -np.inf])
-    shares = blending.two_stages(scores, "abca", {"a": 0.0, "b": -0.3, "c": 0.0}, 100)
-    assert_allclose(shares, [0.5, 0, 0.5, 0])
-    many = blending.two_stages(np.zeros(2000), [0] * 2000, {0: 0.0}, 100)
-    assert_allclose(many, 1 / 2000)
+def test_few_rows_keep_the_prior_shares():
+    """Fifty times the rows with the same losses tell blocks apart."""
+    rng = np.random.default_rng(3)
+    losses = rng.normal(1.0, 0.5, size=(20, 2))
+    losses[:, 1] += 0.05
+    few = blending.average(losses, np.full(20, 1 / 20), np.array([0.5, 0.5]))
+    many = blending.average(np.tile(losses, (50, 1)), np.full(1000, 1e-3), np.array([0.5, 0.5]))
+    assert 0.1 < few.min() < 0.5 and many.min() < 0.01
+    fading = blending.fading_prior([True, True, False, False], 100)
+    assert_allclose(fading, [1 / 3, 1 / 3, 1 / 6, 1 / 6])
+    assert blending.fading_prior([False, False], 9).tolist() == [0.5, 0.5]
+
+
+def test_small_shares_are_none():
+    assert_allclose(blending._trimmed(np.array([0.5, 0.0009, 0.5, 0.0])), [0.5, 0, 0.5, 0])
+    assert_allclose(blending._trimmed(np.ones(2000)), 1 / 2000)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -225,10 +243,9 @@ def test_blocks_that_do_not_vary_have_no_share(problem, dtype):
     still = np.full((90, 4), 1 / 3, dtype=dtype)
     given = [blocks[0].astype(dtype), still, blocks[2].astype(dtype)]
     for targets in (y, None):
-        shares = shares_of(given, targets, [0, 0, 1])
+        shares = shares_of(given, targets)
         assert shares[1] == 0 and shares.sum() == pytest.approx(1)
-    for groups in ([0, 0], [0, 1]):
-        assert shares_of([still, still], y, groups).tolist() == [0.5, 0.5]
+    assert shares_of([still, still], y).tolist() == [0.5, 0.5]
 
 
 @given(
@@ -242,7 +259,7 @@ def test_few_rows_and_rare_classes_are_finite(codes, dtype):
     rng = np.random.default_rng(len(codes))
     blocks = [rng.normal(size=(len(codes), width)).astype(dtype) for width in (1, 3, 12)]
     for y in (codes, np.eye(5, dtype=int)[codes], np.array(codes) + 0.5):
-        shares = shares_of(blocks, y, [0, 0, 1])
+        shares = shares_of(blocks, y, [0.3, 0.3, 0.4])
         assert shares.sum() == pytest.approx(1) and (shares >= 0).all()
         assert np.isfinite(components_of(blocks, shares)(blocks)).all()
 
