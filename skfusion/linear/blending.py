@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Block = NDArray[np.floating[Any]]
 
 #: Rows that shares are found from, at most: their kernel's factors cost the cube of it.
-MOST_ROWS = 1000
+MOST_ROWS = 500
 #: s: the sharpness of shares, found on real data (benchmarks/layer_choice.py measures them).
 SHARPNESS = 1.5
 #: With so many rows, all other blocks together have half the prior share of the preferred.
@@ -135,7 +135,7 @@ def fading_prior(preferred: Sequence[bool], n_rows: int) -> Floats:
 
 
 def draw_rows(targets: Targets, rng: np.random.RandomState) -> NDArray[np.intp]:
-    """Return the rows that shares are found from: of weight, and at most 1,000, by class.
+    """Return the rows that shares are found from: of weight, and at most 500, by class.
 
     Two rows of each class are drawn first, as long as there is room.
     """

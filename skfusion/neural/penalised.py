@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..linear.spectrum import spectrum
 from .data import Rows
-from .modules import LinearMap, Loss
+from .modules import SQUARED_ERROR, LinearMap, Loss
 
 #: Values of λ, the strongest first; columns have variance 1.
 PATH = tuple(10.0 ** (k / 2) for k in range(3, -9, -1))
@@ -50,6 +50,10 @@ class Basis:
     variances: Tensor  # (rank,)
     mean: Tensor  # (n_features,)
     axes: Tensor  # (n_features, rank): rows = (X - mean) @ axes
+
+    def double(self) -> Basis:
+        """Return the same in double precision."""
+        return Basis(*(part.double() for part in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,18 @@ def solve_regression(
     held, logits = _held_out_logits(basis, rows, loss, generator)
     decay, shift = _choose(rows, held, logits, loss)
     kept = torch.stack([torch.ones_like(rows.weights), *[(~s).to(rows.X) for s in splits]], dim=1)
-    V, c = _minimise(
-        basis,
-        rows.target,
-        rows.weights[:, None] * kept,
-        loss,
-        rows.X.new_tensor([PATH[decay]]).repeat(kept.shape[1]),
-        steps=_FINAL_STEPS,
+    # In double precision, as steps that nearly turn around would make much of rounding.
+    solve = _solve_squares if loss is SQUARED_ERROR else _minimise
+    V, c = (
+        found.to(rows.X)
+        for found in solve(
+            basis.double(),
+            rows.target.double(),
+            (rows.weights[:, None] * kept).double(),
+            loss,
+            rows.X.new_tensor([PATH[decay]]).repeat(kept.shape[1]).double(),
+            steps=_FINAL_STEPS,
+        )
     )
     weights = (basis.axes @ V.flatten(1)).reshape(-1, *V.shape[1:])  # (n_features, M, C)
     maps = [LinearMap(weights[:, m].T, c[m] - basis.mean @ weights[:, m]) for m in range(len(c))]
@@ -168,6 +177,22 @@ def _predict(rows: Tensor, V: Tensor, c: Tensor) -> Tensor:
     """Return logits (N, M, C) of M maps V (r, M, C) in one matrix product."""
     flat = rows @ V.reshape(len(V), math.prod(V.shape[1:]))
     return flat.reshape(len(rows), *V.shape[1:]) + c
+
+
+def _solve_squares(
+    basis: Basis, target: Tensor, weights: Tensor, loss: Loss, decays: Tensor, *, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Solve what `_minimise` comes close to, for squared errors."""
+    rows, found = basis.rows, []
+    for row_weights, decay in zip(weights.T, decays, strict=True):
+        shares = row_weights / row_weights.sum()
+        means, expected = shares @ rows, shares @ target
+        weighted = ((rows - means) * shares[:, None]).T
+        gram = weighted @ (rows - means)
+        gram.diagonal().add_(decay)
+        V = torch.linalg.solve(gram, weighted @ (target - expected))
+        found.append((V, expected - means @ V))
+    return torch.stack([V for V, _ in found], dim=1), torch.stack([c for _, c in found])
 
 
 def _minimise(

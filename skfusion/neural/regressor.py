@@ -157,9 +157,9 @@ class FusionMLPRegressor(RegressorMixin, BaseFusionMLP):
     - The linear part is ridge regression, solved first, with the penalty that has the least loss
       on held-out rows.
     - The last layer starts at zero, and the layers are trained beside the linear part, which
-      stays as it is. They are kept where the loss on rows held out falls by more than its
-      standard error, and trained anew on all rows for the best number of epochs. Otherwise the
-      linear part stays alone; `linear_only_` says so.
+      stays as it is. They are kept where the loss on rows held out falls by more than a standard
+      error and a hundredth, and trained anew on all rows for the best number of epochs. Otherwise
+      the linear part stays alone; `linear_only_` says so.
     - With ``early_stopping=False`` no row is held out: training ends at a loss of τ max(1/2,
       τ / κ), with τ the regression's loss on its own rows and κ that on held-out ones.
 

@@ -28,6 +28,9 @@ from .training import (
     train,
 )
 
+#: Of the regression's loss. Where slopes are nothing but rounding, Adam still takes whole steps,
+#: and a hundredth is what these may seem to gain.
+_LEAST_GAIN = 0.01
 _LEAST_HELD_OUT = 10  # fewer rows cannot tell whether training gains anything
 _EPOCHS = 120  # the paper's
 _STEPS = 8  # times as many are allowed where a pass is one step
@@ -93,11 +96,14 @@ class Search:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is above its standard error."""
+        """Whether the gain is above its standard error and a hundredth of the loss."""
         if self.best_epoch == 0:
             return False
         error = (self._shares() * (self._gains() - self.gain)).norm()
-        return self.gain > float(error)
+        return self.gain > max(float(error), _LEAST_GAIN * self._first_loss())
+
+    def _first_loss(self) -> float:
+        return float(self._per_row()[0] @ self._shares())
 
     def _gains(self) -> Tensor:
         losses = self._per_row()

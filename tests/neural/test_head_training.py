@@ -415,7 +415,7 @@ def test_verbose_shows_a_bar_and_silence_is_the_default(capsys):
     FusionMLPClassifier(**BRIEF).fit(X, y)
     silent = capsys.readouterr()
     assert silent.out == silent.err == ""
-    FusionMLPClassifier(verbose=1, **BRIEF).fit(X, y)
+    FusionMLPClassifier(verbose=1, early_stopping=False, **BRIEF).fit(X, y)
     shown = capsys.readouterr()
     assert shown.out == "" and "fit" in shown.err and "epoch" in shown.err
     FusionMLPClassifier(verbose=1, early_stopping=True, **BRIEF).fit(X, y)
