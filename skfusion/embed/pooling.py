@@ -62,6 +62,9 @@ POOLINGS: dict[str, Pooling] = {
     "weighted_mean": weighted_mean,
     "mean_no_first": mean_no_first,
 }
+#: What is blended of a model of which nothing else is known: of an encoder the means serve best,
+#: of a decoder the last token often does, and the mean without the first one.
+BLENDED_POOLINGS = ("mean", "mean_no_first", "last")
 
 
 def _real(hidden: Tensor, mask: Tensor) -> Tensor:

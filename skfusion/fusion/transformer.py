@@ -110,7 +110,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         the same.
     random_state : int, RandomState instance or None, default=None
         For random and supervised projections, count sketches, the randomised PCA of large
-        blocks, and the 1,000 rows that the weights of "weighted" are found from where there are
+        blocks, and the 500 rows that the weights of "weighted" are found from where there are
         more.
 
     Attributes

@@ -19,6 +19,7 @@ from .._blocks import densify
 from .._targets import CLASSES, LABELS, NUMBERS, Targets, Task, read_array, read_targets
 from ..embed.backbone import Backbone
 from ..embed.embedder import LLMLayerEmbedder
+from ..embed.pooling import BLENDED_POOLINGS
 from ..embed.store import VectorStore
 from ..embed.texts import check_texts
 from ..embed.union import EmbedderUnion
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-#: Poolings that are blended of a model that is given without an embedder.
-BLENDED_POOLINGS = ("mean", "mean_no_first", "last")
 _MOST_TIMED = 32  # texts
 _N_RESAMPLES, _LEVEL = 1000, 0.95
 
@@ -116,7 +115,7 @@ def rank_models(
         models have two rows: one as they are given, by default the last layer, and one for their
         blend, ``layer="blend"``.
     texts : sequence of str of shape (n_texts,)
-        Labelled texts. Of more than 1,000 so many are drawn and embedded, by class, two of each
+        Labelled texts. Of more than 500 so many are drawn and embedded, by class, two of each
         first.
     y : array-like of shape (n_texts,) or (n_texts, n_outputs)
         Classes, a label indicator matrix, or numbers.

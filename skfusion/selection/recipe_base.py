@@ -67,7 +67,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         "tfidf": [StrOptions({"auto"}), "boolean"],
         "scoring": [StrOptions(set(get_scorer_names())), callable],
         "subset": [StrOptions({"auto", "all"})],
-        "cv": [Interval(Integral, 2, None, closed="left")],
+        "cv": [Interval(Integral, 2, None, closed="left"), None],
         "time_budget": [Interval(Real, 0, None, closed="left"), None],
         "memory": LLMLayerEmbedder._parameter_constraints["memory"],
         "n_jobs": [Integral, None],
@@ -89,7 +89,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         head: Any,
         scoring: Any,
         subset: str,
-        cv: int,
+        cv: int | None,
         time_budget: float | None,
         memory: Any,
         n_jobs: int | None,
@@ -227,7 +227,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         scores, others = [], []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what a fold lacks
-            for train, test in splits(targets, self.cv, seed):
+            for train, test in splits(targets, self.cv, seed) if self.cv else ():
                 if clock.is_over():
                     break
                 rows, held = _safe_indexing(X, train), _safe_indexing(X, test)

@@ -47,7 +47,7 @@ def mean_interval(values: Floats) -> Interval:
 def score_lines(scoring: str, scores: Floats, baseline: Floats, baseline_name: str) -> list[str]:
     """Say how good it is in cross-validation, and how much better than the baseline."""
     if not len(scores):
-        return ["score: not estimated (too few rows for folds, or no time left)"]
+        return ["score: not estimated (cv=None, too few rows for folds, or no time left)"]
     own, other = mean_interval(scores), mean_interval(baseline)
     ahead = mean_interval(scores - baseline)
     return [
