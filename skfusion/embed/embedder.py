@@ -19,6 +19,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from .._targets import TASKS, Targets, Task, require_y
+from ..linear.blending import without_repeats
 from ..linear.criteria import CRITERIA
 from ..linear.layer_scores import read_criterion_targets, score_layers
 from ..linear.scaling import column_scales, mean_over_layers
@@ -518,6 +519,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
 
     def _weigh(self, texts: list[str], targets: Targets | None, progress: bool) -> None:
         """Weigh all that is looked at, and keep what counts."""
+        if targets is not None:
+            targets = without_repeats(targets, texts)
         columns, rng = self._columns(), check_random_state(self.random_state)
         read = self._reader(texts, columns, progress)
         blend, shares = fit_blend(read, columns, targets, self.n_components, rng)

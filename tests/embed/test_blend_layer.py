@@ -200,6 +200,14 @@ def test_normalize_is_of_the_output_alone(folder):
     np.testing.assert_allclose(unit, X / np.linalg.norm(X, axis=1, keepdims=True), atol=1e-6)
 
 
+def test_repeated_texts_tell_nothing_more(folder):
+    """Else a text that is left out would be learnt from its copy."""
+    blend = LLMLayerEmbedder(folder(), layer="blend")
+    weights = blend.fit(TRAIN, LABELS[:30]).layer_weights_
+    again = blend.fit([*TRAIN, *TRAIN], [*LABELS[:30], *LABELS[:30]]).layer_weights_
+    assert again == pytest.approx(weights, abs=1e-5)
+
+
 def test_seeds(folder, monkeypatch):
     monkeypatch.setattr("skfusion.linear.blending.MOST_ROWS", 20)
     before = np.random.mtrand._rand.get_state()[1].copy()
