@@ -12,6 +12,7 @@ import pytest
 from _support import tiny
 from _support.realdata import data_set
 from hypothesis import settings
+from threadpoolctl import ThreadpoolController
 from transformers.utils import logging as transformers_logging
 
 from skfusion import VectorStore
@@ -25,6 +26,9 @@ transformers_logging.disable_progress_bar()
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
+#: The thread pools of torch, numpy and scipy, looked for once.
+POOLS = ThreadpoolController()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -36,6 +40,16 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["SKFUSION_CACHE"]
     else:
         os.environ["SKFUSION_CACHE"] = before
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models and networks lose more by threads that wait for each other than they gain."""
+    if request.node.get_closest_marker("real") is not None:
+        yield
+        return
+    with POOLS.limit(limits=1):
+        yield
 
 
 @pytest.fixture(scope="session")
