@@ -36,6 +36,18 @@ from small_models import cache_folder, fetch  # noqa: E402 - a script beside the
 
 #: What benchmarks keep from run to run.
 KEPT = cache_folder() / "benchmarks"
+#: What classifiers are compared on.
+DATA_SETS = [
+    "legalbench_canada_tax_court_outcomes",
+    "legalbench_cuad_effective_date",
+    "legalbench_cuad_irrevocable_or_perpetual_license",
+    "legalbench_function_of_decision_section",
+    "legalbench_definition_classification",
+    "legalbench_overruling",
+    "rotten_tomatoes",
+    "r8",
+    "r52",
+]
 
 # --- inputs ----------------------------------------------------------------------------------
 

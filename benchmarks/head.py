@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from _common import (
+    DATA_SETS,
     KEPT,
     finish,
     machine_line,
@@ -48,17 +49,6 @@ from skfusion import (
     VectorStore,
 )
 
-DATA_SETS = [
-    "legalbench_canada_tax_court_outcomes",
-    "legalbench_cuad_effective_date",
-    "legalbench_cuad_irrevocable_or_perpetual_license",
-    "legalbench_function_of_decision_section",
-    "legalbench_definition_classification",
-    "legalbench_overruling",
-    "rotten_tomatoes",
-    "r8",
-    "r52",
-]
 QUICK = DATA_SETS[:2]
 MODELS = ["minilm-l6", "smollm2-135m"]
 AUTO, LOGISTIC = "auto", "tuned logistic"

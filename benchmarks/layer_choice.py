@@ -33,7 +33,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from _common import finish, machine_line, mean_with_error, parse_arguments, print_table, silence
+from _common import (
+    DATA_SETS,
+    finish,
+    machine_line,
+    mean_with_error,
+    parse_arguments,
+    print_table,
+    silence,
+)
 from _draws import (
     MEMORY,
     MODELS,
@@ -64,18 +72,6 @@ from skfusion import FusionMLPClassifier, layer_scores
 #: Of what the library chooses and blends by. What was kept under another version counts no more.
 VERSION = "2"
 
-DATA_SETS = [
-    "rotten_tomatoes",
-    "sst2",
-    "r8",
-    "r52",
-    "legalbench_canada_tax_court_outcomes",
-    "legalbench_cuad_effective_date",
-    "legalbench_cuad_irrevocable_or_perpetual_license",
-    "legalbench_function_of_decision_section",
-    "legalbench_definition_classification",
-    "legalbench_overruling",
-]
 N_FOLDS = 5
 ENOUGH = 200  # rows from which the figures of most of the targets are
 CV = "cross-validation"
@@ -326,7 +322,7 @@ def main() -> None:
     args = parse_arguments(str(__doc__), add_options)
     print(machine_line())
     silence()
-    plan = make_plan(args, DATA_SETS, DATA_SETS[:1])
+    plan = make_plan(args, [*DATA_SETS, "sst2"], ["rotten_tomatoes"])
     if args.fresh:
         MEMORY.clear(warn=False)
     calls = [(cell, model) for model in plan.models for cell in plan.cells()]

@@ -36,22 +36,19 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from _common import finish, machine_line, mean_with_error, parse_arguments, print_table, silence
+from _common import (
+    DATA_SETS,
+    finish,
+    machine_line,
+    mean_with_error,
+    parse_arguments,
+    print_table,
+    silence,
+)
 from _contenders import MEMORY, Contender, Result, result
 from _draws import Cell, Plan, add_options, make_plan, run_all, train_layers
 from numpy.typing import NDArray
 
-DATA_SETS = [
-    "legalbench_canada_tax_court_outcomes",
-    "legalbench_cuad_effective_date",
-    "legalbench_cuad_irrevocable_or_perpetual_license",
-    "legalbench_function_of_decision_section",
-    "legalbench_definition_classification",
-    "legalbench_overruling",
-    "rotten_tomatoes",
-    "r8",
-    "r52",
-]
 QUICK = ["legalbench_function_of_decision_section", "legalbench_overruling"]
 ENOUGH = 200  # rows from which the figures of most of the targets are
 SENTENCE_MODELS = ("minilm-l6", "mpnet")

@@ -27,7 +27,7 @@ from scipy.special import log_ndtr, softmax
 from .._targets import Targets
 from .criteria import balanced_shares, softly_balanced
 from .ridge import leave_one_out_features, leave_one_out_kernel, log_losses
-from .spectrum import above_noise, largest_eigenvectors, orient, principal_components
+from .spectrum import inverse_roots, largest_eigenvectors, orient, principal_components
 
 Floats = NDArray[np.float64]
 Block = NDArray[np.floating[Any]]
@@ -81,15 +81,16 @@ def blend_shares(
         return _trimmed(prior * varying)
     rows = draw_rows(targets, rng)
     targets, losses = targets.take(rows), []
+    fitted, row_shares = softly_balanced(targets), balanced_shares(targets)
     for block in blocks:
         features = _unit(block[rows])
-        losses.append(None if features is None else block_losses(features, targets))
+        losses.append(None if features is None else block_losses(features, fitted, row_shares))
     varying = np.array([loss is not None for loss in losses])
     if not varying.any():
         return _trimmed(np.zeros(len(prior)))
     found = np.stack([loss for loss in losses if loss is not None], axis=1)
     before, shares = prior[varying] / prior[varying].sum(), np.zeros(len(prior))
-    weighed = average(found, balanced_shares(targets), before)
+    weighed = average(found, row_shares, before)
     shares[varying] = even * before + (1 - even) * weighed
     return _trimmed(shares)
 
@@ -202,18 +203,19 @@ def _unit(block: Block) -> Block | None:
 # --- losses of rows left out -------------------------------------------------------------------
 
 
-def block_losses(features: Block, targets: Targets) -> Floats:
-    """Return the log-loss per row of a ridge regression on a block's rows, fitted without it."""
+def block_losses(features: Block, fitted: Targets, row_shares: Floats) -> Floats:
+    """Return the log-loss per row of a ridge regression on a block's rows, fitted without it.
+
+    `row_shares` say what rows count in the loss.
+    """
     n_rows, width = features.shape
-    fitted = softly_balanced(targets)
     weights = fitted.weights / fitted.weights.mean()  # penalties are relative to these
     if n_rows <= width:
-        errors_at = leave_one_out_kernel(features @ features.T, targets.matrix, weights)
+        errors_at = leave_one_out_kernel(features @ features.T, fitted.matrix, weights)
     else:
-        errors_at = leave_one_out_features(features, targets.matrix, weights)
-    shares = balanced_shares(targets)
-    errors = _least_errors(errors_at, shares)
-    return log_losses(targets.matrix - errors, fitted, shares)
+        errors_at = leave_one_out_features(features, fitted.matrix, weights)
+    errors = _least_errors(errors_at, row_shares)
+    return log_losses(fitted.matrix - errors, fitted, row_shares)
 
 
 def _least_errors(errors_at: Callable[[float], Floats], shares: Floats) -> Floats:
@@ -341,8 +343,7 @@ def _from_kernel(weighted: _Weighted, k: int) -> Floats:
     for rows in weighted.blocks(np.float64):
         kernel += rows @ rows.T
     eigenvalues, vectors = largest_eigenvectors(kernel, k)
-    s = np.sqrt(eigenvalues)
-    vectors = vectors * (above_noise(s) / np.where(s == 0, 1, s))
+    vectors = vectors * inverse_roots(eigenvalues)
     return np.concatenate([rows.T @ vectors for rows in weighted.blocks(np.float64)])
 
 
@@ -360,8 +361,5 @@ def _randomised(weighted: _Weighted, k: int, rng: np.random.RandomState) -> NDAr
     start = linalg.qr(basis, mode="economic", overwrite_a=True, check_finite=False)[0]
     small = np.concatenate([rows.T @ start for rows in weighted.blocks()])
     eigenvalues, vectors = largest_eigenvectors((small.T @ small).astype(np.float64), k)
-    s = np.sqrt(eigenvalues)
-    turned: NDArray[Any] = small @ (vectors * (above_noise(s) / np.where(s == 0, 1, s))).astype(
-        small.dtype
-    )
+    turned: NDArray[Any] = small @ (vectors * inverse_roots(eigenvalues)).astype(small.dtype)
     return turned

@@ -70,7 +70,7 @@ def principal_components(
         _, s, vt = randomized_svd(
             centred, n_components, n_iter=7, random_state=random_state, flip_sign=False
         )
-        components = vt.T.astype(np.float64) * above_noise(s)
+        components = vt.T.astype(np.float64) * _above_noise(s)
     elif block.shape[0] > block.shape[1]:
         components = _from_covariance(block, mean, n_components)
     else:
@@ -101,15 +101,14 @@ def _from_covariance(block: NDArray[Any], mean: Floats, k: int) -> Floats:
         rows = block[start : start + _CHUNK] - mean
         gram += rows.T @ rows
     eigenvalues, vectors = _eigh(gram, k)
-    components: Floats = vectors * above_noise(np.sqrt(eigenvalues))
+    components: Floats = vectors * _above_noise(np.sqrt(eigenvalues))
     return components
 
 
 def _from_rows(rows: Floats, k: int) -> Floats:
     eigenvalues, vectors = _eigh(rows @ rows.T, k)
-    s = np.sqrt(eigenvalues)
     components: Floats = rows.T @ vectors
-    components *= above_noise(s) / np.where(s == 0, 1, s)
+    components *= inverse_roots(eigenvalues)
     return components
 
 
@@ -139,7 +138,14 @@ def _varying(eigenvalues: Floats, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return kept
 
 
-def above_noise(s: NDArray[Any]) -> NDArray[np.bool_]:
+def inverse_roots(eigenvalues: Floats) -> Floats:
+    """Return 1 / √eigenvalues, and 0 of those that are noise."""
+    s = np.sqrt(eigenvalues)
+    inverse: Floats = _above_noise(s) / np.where(s == 0, 1, s)
+    return inverse
+
+
+def _above_noise(s: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether singular values are above the noise that squaring leaves in place of zeros."""
     above: NDArray[np.bool_] = s > 1e-7 * s.max(initial=0)
     return above

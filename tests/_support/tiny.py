@@ -197,3 +197,11 @@ def tiny_texts(n: int, seed: int = 0) -> list[str]:
     while len(made) < n:
         made[" ".join(rng.choice(WORDS[:26], size=rng.integers(1, 12)))] = None
     return list(made)
+
+
+def letters(n: int) -> tuple[list[str], np.ndarray]:
+    """Texts of like letters, of the alphabet's first half or of its second; all different."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 2
+    draw = [rng.choice(list("abcdefgh" if label else "opqrstuv"), size=6) for label in y]
+    return ["".join(row) for row in draw], y

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from _support import tiny
-from _support.doubles import CountingEmbedder, read_log, stub
-from _support.tiny import tiny_texts
+from _support.doubles import CountingEmbedder, planted, read_log, stub
+from _support.tiny import letters, tiny_texts
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -34,19 +33,6 @@ TWO = ["mean", "last"]
 def model(tmp_path) -> str:
     """A folder of this test alone, whose log counts."""
     return str(tiny.save_folder(tmp_path / "model"))
-
-
-def planted(k: int, state: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Layer 2 keeps what the text says, the others are empty."""
-    return state if k == 2 else state * 0
-
-
-def letters(n: int) -> tuple[list[str], np.ndarray]:
-    """Texts of like letters, of the alphabet's first half or of its second; all different."""
-    rng = np.random.default_rng(0)
-    y = np.arange(n) % 2
-    draw = [rng.choice(list("abcdefgh" if label else "opqrstuv"), size=6) for label in y]
-    return ["".join(row) for row in draw], y
 
 
 def kernel_by_hand(model: Any, weights: dict[str, float], test: list[str]) -> np.ndarray:
