@@ -25,7 +25,7 @@ def main() -> None:
 
         torch.manual_seed(0)
         model = SetFitModel.from_pretrained(task["model"], device="cpu")
-        model.model_body.max_seq_length = 256
+        model.model_body.max_seq_length = 128
         rows = Dataset.from_dict({"text": task["texts"], "label": task["codes"]})
         settings = TrainingArguments(
             output_dir=scratch,
