@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from .fusion.projection import ProjectionWarning
     from .fusion.registry import PAPER_OPERATORS, register_operator
     from .fusion.transformer import FusionTransformer
+    from .inspection.compare import (
+        Comparison,
+        compare,
+        compare_all,
+        compare_predictions,
+        variance_components,
+    )
     from .inspection.cost import ModelCost, measure_costs
     from .linear.layer_scores import LayerScores, layer_scores
     from .neural.classifier import FusionMLPClassifier
@@ -31,6 +38,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "PAPER_OPERATORS",
     "Backbone",
+    "Comparison",
     "EmbedderUnion",
     "EmbeddingBlocks",
     "FusionClassifier",
@@ -49,6 +57,9 @@ __all__ = [
     "TruncationWarning",
     "VectorStore",
     "__version__",
+    "compare",
+    "compare_all",
+    "compare_predictions",
     "fusion_grid",
     "fusion_space",
     "layer_scores",
@@ -58,6 +69,7 @@ __all__ = [
     "rank_models",
     "register_operator",
     "save",
+    "variance_components",
 ]
 
 

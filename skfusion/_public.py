@@ -4,6 +4,7 @@
 PUBLIC = {
     "PAPER_OPERATORS": ".fusion.registry",
     "Backbone": ".embed.backbone",
+    "Comparison": ".inspection.compare",
     "EmbedderUnion": ".embed.union",
     "EmbeddingBlocks": "._blocks",
     "FusionClassifier": ".recipe",
@@ -21,6 +22,9 @@ PUBLIC = {
     "StoreWarning": ".embed.store",
     "TruncationWarning": ".embed.embedder",
     "VectorStore": ".embed.store",
+    "compare": ".inspection.compare",
+    "compare_all": ".inspection.compare",
+    "compare_predictions": ".inspection.compare",
     "fusion_grid": ".selection.spaces",
     "fusion_space": ".selection.spaces",
     "layer_scores": ".linear.layer_scores",
@@ -30,6 +34,7 @@ PUBLIC = {
     "rank_models": ".selection.rank",
     "register_operator": ".fusion.registry",
     "save": ".saving",
+    "variance_components": ".inspection.compare",
 }
 #: What estimators hold beside estimators. A class that moves changes its line, here or above; one
 #: that gets another name could not be read any more.
