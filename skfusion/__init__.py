@@ -22,6 +22,14 @@ if TYPE_CHECKING:
         variance_components,
     )
     from .inspection.cost import ModelCost, measure_costs
+    from .inspection.displays.fusions import FusionHeatmapDisplay
+    from .inspection.displays.layers import (
+        LayerHeatmapDisplay,
+        LayerProfileDisplay,
+        PoolingDisplay,
+    )
+    from .inspection.displays.subsets import SubsetDisplay, TradeoffDisplay
+    from .inspection.displays.weights import WeightsDisplay
     from .linear.layer_scores import LayerScores, layer_scores
     from .neural.classifier import FusionMLPClassifier
     from .neural.regressor import FusionMLPRegressor
@@ -43,19 +51,26 @@ __all__ = [
     "EmbeddingBlocks",
     "FusionClassifier",
     "FusionHead",
+    "FusionHeatmapDisplay",
     "FusionMLPClassifier",
     "FusionMLPRegressor",
     "FusionRegressor",
     "FusionTransformer",
     "LLMLayerEmbedder",
+    "LayerHeatmapDisplay",
+    "LayerProfileDisplay",
     "LayerScores",
     "ModelCost",
     "ModelSubsetSearchCV",
     "OptunaSearchCV",
+    "PoolingDisplay",
     "ProjectionWarning",
     "StoreWarning",
+    "SubsetDisplay",
+    "TradeoffDisplay",
     "TruncationWarning",
     "VectorStore",
+    "WeightsDisplay",
     "__version__",
     "compare",
     "compare_all",

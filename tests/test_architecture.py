@@ -45,7 +45,7 @@ ALLOWED = {
     "embed": COMMON | {"huggingface_hub", "narwhals", "platformdirs", "torch"},
     "fusion": COMMON | {"array_api_compat", "scipy"},
     "neural": COMMON | {"scipy", "skorch", "torch", "tqdm"},
-    "inspection": COMMON | {"matplotlib", "pandas"},
+    "inspection": COMMON | {"matplotlib", "pandas", "scipy"},
     "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
     "recipe": COMMON,
     "saving": COMMON | {"scipy", "torch"},

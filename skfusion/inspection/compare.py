@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from sklearn.metrics import f1_score
-from sklearn.model_selection import BaseShuffleSplit
 from sklearn.utils import check_random_state
+from sklearn.utils._optional_dependencies import check_pandas_support
+
+from .candidates import corrected_error, search_metric, split_fraction, split_scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +156,8 @@ def compare(
         return _corrected_t(second - first, fraction, confidence)
     if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
         return _mcnemar(first, second, confidence)
-    return _t(second - first, 1 / len(first), confidence, "test rows", "paired t-test")
+    error = float(stats.sem(second - first))
+    return _t(second - first, error, confidence, "test rows", "paired t-test")
 
 
 def compare_all(
@@ -206,8 +209,7 @@ def compare_all(
     0   last    0.047   0.095
     1    max    0.592   0.592
     """
-    import pandas as pd
-
+    pd = check_pandas_support("compare_all")
     names = list(candidates)
     if len(names) < 2:
         raise ValueError(f"There is nothing to compare among {names}. Give two candidates.")
@@ -270,15 +272,9 @@ def _scores(candidate: Any) -> Floats:
             f"{type(candidate).__name__} has chosen no candidate, as it has several metrics and "
             f"refit=False. Give its split scores as an array."
         )
-    return split_scores(candidate)[candidate.best_index_]
-
-
-def split_scores(search: Any) -> Floats:
-    """Return the test scores of all candidates of a search, (n_candidates, n_splits)."""
-    metric = search.refit if getattr(search, "multimetric_", False) else "score"
-    results = search.cv_results_
-    columns = [results[f"split{i}_test_{metric}"] for i in range(search.n_splits_)]
-    return np.asarray(columns, dtype=np.float64).T
+    results, metric = candidate.cv_results_, search_metric(candidate)
+    chosen: Floats = split_scores(results, candidate.n_splits_, metric)[candidate.best_index_]
+    return chosen
 
 
 def _pairs(first: Floats, second: Floats) -> tuple[Floats, Floats]:
@@ -305,29 +301,17 @@ def _test_fraction(a: Any, b: Any, n_splits: int, asked: float | None) -> float:
     searches = [one for one in (a, b) if hasattr(one, "cv_results_")]
     if not searches:
         return 1 / n_splits
-    cv = getattr(searches[0], "cv", None)
-    if cv is None or isinstance(cv, int):
-        return 1 / n_splits
-    if hasattr(cv, "cvargs"):  # of RepeatedKFold and RepeatedStratifiedKFold
-        return 1 / int(cv.cvargs["n_splits"])
-    if isinstance(cv, BaseShuffleSplit):
-        size = 0.1 if cv.test_size is None and cv.train_size is None else cv.test_size
-        if isinstance(size, float):
-            return size
-    elif hasattr(cv, "n_splits"):
-        return 1 / n_splits
-    raise ValueError(f"What share of the rows {cv} tests on is not known. Give test_fraction=.")
+    return split_fraction(searches[0])
 
 
 def _corrected_t(differences: Floats, test_fraction: float, confidence: float) -> Comparison:
-    share = 1 / len(differences) + test_fraction / (1 - test_fraction)
-    return _t(differences, share, confidence, "splits", "corrected resampled t-test")
+    error = float(corrected_error(differences, test_fraction))
+    return _t(differences, error, confidence, "splits", "corrected resampled t-test")
 
 
-def _t(differences: Floats, share: float, confidence: float, unit: str, method: str) -> Comparison:
-    """Test that the mean is 0, where its variance is `share` of that of a difference."""
+def _t(differences: Floats, error: float, confidence: float, unit: str, method: str) -> Comparison:
+    """Test that the mean is 0, whose standard error is given."""
     mean, freedom = float(differences.mean()), len(differences) - 1
-    error = float(np.sqrt(share * differences.var(ddof=1)))
     half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
     # Where all differences are equal, they are 0 or not.
     p_value = 2 * stats.t.sf(abs(mean) / error, freedom) if error > 0 else mean == 0
@@ -509,8 +493,7 @@ def variance_components(
     data         0.125  0.111
     residual     0.000  0.000
     """
-    import pandas as pd
-
+    pd = check_pandas_support("variance_components")
     missing = [column for column in (*factors, score) if column not in scores]
     if missing or not factors:
         raise ValueError(

@@ -9,18 +9,12 @@ errors is that of Breiman, Friedman, Olshen and Stone, "Classification and Regre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..inspection.candidates import within_one_error
+
 Floats = NDArray[np.float64]
-
-
-def split_scores(results: Mapping[str, Any], n_splits: int, metric: str = "score") -> Floats:
-    """Return the scores in ``cv_results_``, one row per candidate and one column per split."""
-    return np.stack([results[f"split{i}_test_{metric}"] for i in range(n_splits)], axis=1)
 
 
 def cheapest_within_one_error(scores: Floats, costs: Floats) -> int:
@@ -39,9 +33,5 @@ def cheapest_within_one_error(scores: Floats, costs: Floats) -> int:
             "Every candidate has scores that are not finite, so that none can be chosen. Use "
             "error_score='raise' to see why."
         )
-    means = np.where(finite, scores.mean(axis=1), -np.inf)
-    behind = scores[np.argmax(means)] - scores[finite]
-    n_splits = scores.shape[1]
-    errors = behind.std(axis=1, ddof=1) / np.sqrt(n_splits) if n_splits > 1 else 0.0
-    good = np.flatnonzero(finite)[behind.mean(axis=1) <= errors]
-    return int(good[np.lexsort((-means[good], costs[good]))[0]])
+    good = np.flatnonzero(finite)[within_one_error(scores[finite])]
+    return int(good[np.lexsort((-scores[good].mean(axis=1), costs[good]))[0]])

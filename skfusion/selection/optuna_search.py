@@ -26,7 +26,8 @@ from tqdm.auto import tqdm
 
 from .._targets import read_array
 from ..embed.texts import splittable
-from .choice import cheapest_within_one_error, split_scores
+from ..inspection.candidates import split_scores
+from .choice import cheapest_within_one_error
 from .optuna_space import Space, read_space
 from .optuna_study import fingerprint, open_storage, open_study
 from .optuna_trials import Callback, Evaluation, TrialRunner, measured_trials, read_results

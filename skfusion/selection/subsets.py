@@ -38,9 +38,10 @@ from .._boundaries import find_boundaries, frame_columns
 from .._targets import read_array, require_y
 from ..embed.texts import splittable
 from ..embed.union import EmbedderUnion, is_kept
+from ..inspection.candidates import split_scores
 from ..inspection.cost import language_models
 from ..inspection.stability import pareto_front
-from .choice import cheapest_within_one_error, split_scores
+from .choice import cheapest_within_one_error
 from .subset_report import Subset, SubsetCost, model_values, size_report, subset_costs
 
 #: The subsets of 12 models.

@@ -20,7 +20,8 @@ from sklearn.model_selection import (
 )
 
 from skfusion import compare, compare_all, compare_predictions, variance_components
-from skfusion.inspection.compare import holm, minque, split_scores
+from skfusion.inspection.candidates import read_candidates
+from skfusion.inspection.compare import holm, minque
 
 
 def search(cv: Any, **settings: Any) -> GridSearchCV:
@@ -66,7 +67,7 @@ def test_scores_of_independent_rows_have_the_usual_t_test(rng: np.random.Generat
 )
 def test_searches_say_themselves_what_share_they_test_on(cv: Any, fraction: float) -> None:
     one, other = search(cv), search(cv, scoring="balanced_accuracy")
-    scores = split_scores(one)[one.best_index_], split_scores(other)[other.best_index_]
+    scores = [read_candidates(s).scores[s.best_index_] for s in (one, other)]
     assert compare(one, other) == compare(*scores, test_fraction=fraction)
     # An array beside a search is one of its splits.
     assert compare(scores[0], other) == compare(one, other)
@@ -82,7 +83,7 @@ def test_a_search_over_splits_of_unknown_size_is_refused() -> None:
 
 def test_of_several_metrics_the_one_that_chose_counts() -> None:
     several = search(3, scoring=["accuracy", "f1"], refit="f1")
-    chosen = split_scores(several)[several.best_index_]
+    chosen = read_candidates(several).scores[several.best_index_]
     expected = [several.cv_results_[f"split{i}_test_f1"][several.best_index_] for i in range(3)]
     assert chosen.tolist() == expected
     undecided = search(3, scoring=["accuracy", "f1"], refit=False)

@@ -24,7 +24,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from skfusion import OptunaSearchCV
-from skfusion.selection.choice import cheapest_within_one_error, split_scores
+from skfusion.inspection.candidates import split_scores
+from skfusion.selection.choice import cheapest_within_one_error
 
 FOLDS = StratifiedKFold(3, shuffle=True, random_state=0)
 
