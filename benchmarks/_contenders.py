@@ -44,7 +44,7 @@ def tuned_logistic() -> GridSearchCV:
     """
     return GridSearchCV(
         LogisticRegression(max_iter=1000),
-        {"C": np.logspace(-1, 3, 5), "class_weight": [None, "balanced"]},
+        {"C": np.logspace(-2, 4, 9), "class_weight": [None, "balanced"]},
         scoring="f1_macro",
         cv=StratifiedKFold(5, shuffle=True, random_state=0),
     )

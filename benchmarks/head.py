@@ -51,6 +51,7 @@ from skfusion import (
 
 QUICK = DATA_SETS[:2]
 MODELS = ["minilm-l6", "smollm2-135m"]
+MAX_LENGTH = 128  # tokens, as in recipe.py, whose vectors these are
 AUTO, LOGISTIC = "auto", "tuned logistic"
 
 
@@ -112,7 +113,7 @@ def embed(name: str, n_rows: int) -> tuple[EmbeddingBlocks, NDArray[Any]]:
     """Return the vectors of a data set, kept in the user's cache folder, and its labels."""
     rows = read_sample(name, n_rows)
     union = EmbedderUnion(
-        [(model, LLMLayerEmbedder(model_path(model), max_length=256)) for model in MODELS],
+        [(model, LLMLayerEmbedder(model_path(model), max_length=MAX_LENGTH)) for model in MODELS],
         memory=VectorStore(KEPT, layers="requested"),
     )
     return union.fit_transform(rows["text"]), rows["label"].to_numpy()

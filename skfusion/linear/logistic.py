@@ -56,7 +56,7 @@ def logistic_path(
 def predict_logits(rows: NDArray[np.floating], coefficients: Coefficients) -> NDArray[np.float32]:
     """Return the logits (n_samples, n_folds, k)."""
     V, c = coefficients
-    flat = rows.astype(np.float32) @ V.reshape(len(V), c.size)
+    flat = rows.astype(np.float32, copy=False) @ V.reshape(len(V), c.size)
     logits: NDArray[np.float32] = flat.reshape(len(rows), *c.shape) + c
     return logits
 
