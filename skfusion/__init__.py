@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         LayerProfileDisplay,
         PoolingDisplay,
     )
+    from .inspection.displays.ranks import CriticalDifferenceDisplay
     from .inspection.displays.subsets import SubsetDisplay, TradeoffDisplay
     from .inspection.displays.weights import WeightsDisplay
+    from .inspection.stability import stability_report
     from .linear.layer_scores import LayerScores, layer_scores
     from .neural.classifier import FusionMLPClassifier
     from .neural.regressor import FusionMLPRegressor
@@ -47,6 +49,7 @@ __all__ = [
     "PAPER_OPERATORS",
     "Backbone",
     "Comparison",
+    "CriticalDifferenceDisplay",
     "EmbedderUnion",
     "EmbeddingBlocks",
     "FusionClassifier",
@@ -84,6 +87,7 @@ __all__ = [
     "rank_models",
     "register_operator",
     "save",
+    "stability_report",
     "variance_components",
 ]
 

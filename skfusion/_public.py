@@ -5,6 +5,7 @@ PUBLIC = {
     "PAPER_OPERATORS": ".fusion.registry",
     "Backbone": ".embed.backbone",
     "Comparison": ".inspection.compare",
+    "CriticalDifferenceDisplay": ".inspection.displays.ranks",
     "EmbedderUnion": ".embed.union",
     "EmbeddingBlocks": "._blocks",
     "FusionClassifier": ".recipe",
@@ -41,6 +42,7 @@ PUBLIC = {
     "rank_models": ".selection.rank",
     "register_operator": ".fusion.registry",
     "save": ".saving",
+    "stability_report": ".inspection.stability",
     "variance_components": ".inspection.compare",
 }
 #: What estimators hold beside estimators. A class that moves changes its line, here or above; one

@@ -115,18 +115,23 @@ def split_fraction(search: Any) -> float:
     raise ValueError(f"What share of the rows {cv} tests on is not known. Give test_fraction=.")
 
 
-def corrected_error(scores: Floats, test_fraction: float | None) -> Floats:
-    """Return the standard error of means over splits (the last axis), as training rows are shared.
+def shared_rows_factor(n_splits: int, test_fraction: float | None) -> float:
+    """Return what the variance of a split's score is multiplied by to give that of their mean.
 
-    Nadeau and Bengio, Machine Learning 52 (2003); None takes the splits as those of one k-fold
-    cross-validation. NaN with one split.
+    1/n + n_test/n_train, as splits share training rows (Nadeau and Bengio, Machine Learning 52,
+    2003); None takes the splits as those of one k-fold cross-validation.
     """
-    n = scores.shape[-1]
-    if n < 2:
+    fraction = 1 / n_splits if test_fraction is None else test_fraction
+    return 1 / n_splits + fraction / (1 - fraction)
+
+
+def corrected_error(scores: Floats, test_fraction: float | None) -> Floats:
+    """Return the standard error of means over splits (the last axis); NaN with one split."""
+    n_splits = scores.shape[-1]
+    if n_splits < 2:
         return np.full(scores.shape[:-1], np.nan)
-    fraction = 1 / n if test_fraction is None else test_fraction
-    share = 1 / n + fraction / (1 - fraction)
-    errors: Floats = np.sqrt(share * scores.var(axis=-1, ddof=1))
+    factor = shared_rows_factor(n_splits, test_fraction)
+    errors: Floats = np.sqrt(factor * scores.var(axis=-1, ddof=1))
     return errors
 
 

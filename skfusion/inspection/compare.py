@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from sklearn.metrics import f1_score
 from sklearn.utils import check_random_state
 from sklearn.utils._optional_dependencies import check_pandas_support
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
 _RESAMPLES = 2000
+_MOST_COUNTS = 2**22  # of draws by rows that are held at once
 
 
 @dataclass(frozen=True)
@@ -348,9 +347,6 @@ def _mcnemar(first: Floats, second: Floats, confidence: float) -> Comparison:
 
 # --- predictions -----------------------------------------------------------------------------
 
-#: The default metric of `compare_predictions`.
-macro_f1: Metric = partial(f1_score, average="macro", zero_division=0)
-
 
 def compare_predictions(
     y_true: ArrayLike,
@@ -416,18 +412,72 @@ def compare_predictions(
         )
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} must be above 0 and below 1.")
-    score = macro_f1 if metric is None else metric
     rng = check_random_state(random_state)
-
-    def differ(rows: NDArray[np.intp] | slice) -> float:
-        return float(score(truth[rows], second[rows]) - score(truth[rows], first[rows]))
-
-    difference = differ(slice(None))
-    drawn = np.sort([differ(rng.randint(len(truth), size=len(truth))) for _ in range(n_resamples)])
-    low, high, p_value = _bias_corrected(drawn, difference, confidence)
+    resample = _MacroF1(truth) if metric is None else _Metric(metric, truth)
+    difference, drawn = resample.differences(first, second, n_resamples, rng)
+    low, high, p_value = _bias_corrected(np.sort(drawn), difference, confidence)
     return Comparison(
         difference, low, high, p_value, confidence, len(truth), "test rows", "paired bootstrap"
     )
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """Any metric, one call per draw."""
+
+    metric: Metric
+    truth: NDArray[Any]
+
+    def differences(
+        self, first: NDArray[Any], second: NDArray[Any], n: int, rng: np.random.RandomState
+    ) -> tuple[float, Floats]:
+        """Return the difference on all rows, and on n draws of rows."""
+
+        def differ(rows: NDArray[np.intp] | slice) -> float:
+            truth = self.truth[rows]
+            return float(self.metric(truth, second[rows]) - self.metric(truth, first[rows]))
+
+        n_rows = len(self.truth)
+        drawn = [differ(rng.randint(n_rows, size=n_rows)) for _ in range(n)]
+        return differ(slice(None)), np.array(drawn)
+
+
+@dataclass(frozen=True)
+class _MacroF1:
+    """Macro-F1 of many draws at once, from how often each row is in each."""
+
+    truth: NDArray[Any]
+
+    def differences(
+        self, first: NDArray[Any], second: NDArray[Any], n: int, rng: np.random.RandomState
+    ) -> tuple[float, Floats]:
+        """Return the difference on all rows, and on n draws of rows."""
+        n_rows = len(self.truth)
+        stacked = np.concatenate([self.truth, first, second])
+        codes = np.unique(stacked, return_inverse=True)[1].reshape(3, n_rows)
+        truth, *predicted = np.eye(codes.max() + 1)[codes]
+
+        def differ(counts: Floats) -> Floats:
+            a, b = (_macro_f1(counts, truth, one) for one in predicted)
+            difference: Floats = b - a
+            return difference
+
+        step = max(1, _MOST_COUNTS // n_rows)
+        drawn = [
+            differ(rng.multinomial(n_rows, np.full(n_rows, 1 / n_rows), size=size).astype(float))
+            for size in np.diff([*range(0, n, step), n])
+        ]
+        return float(differ(np.ones((1, n_rows)))[0]), np.concatenate(drawn)
+
+
+def _macro_f1(counts: Floats, truth: Floats, predicted: Floats) -> Floats:
+    """Return macro-F1 of each row of counts (n_draws, n_rows), over the classes that it has."""
+    hits = counts @ (truth * predicted)
+    sizes = counts @ (truth + predicted)
+    present = sizes > 0
+    scores = np.divide(2 * hits, sizes, out=np.zeros_like(hits), where=present)
+    means: Floats = scores.sum(axis=1) / present.sum(axis=1)
+    return means
 
 
 def _bias_corrected(drawn: Floats, found: float, confidence: float) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import f1_score
 from sklearn.model_selection import (
     GridSearchCV,
     PredefinedSplit,
@@ -21,7 +21,7 @@ from sklearn.model_selection import (
 
 from skfusion import compare, compare_all, compare_predictions, variance_components
 from skfusion.inspection.candidates import read_candidates
-from skfusion.inspection.compare import holm, minque
+from skfusion.inspection.compare import _macro_f1, holm, minque
 
 
 def search(cv: Any, **settings: Any) -> GridSearchCV:
@@ -158,14 +158,36 @@ def test_fifty_rows_are_said_to_be_too_few() -> None:
 # --- predictions ---------------------------------------------------------------------------------
 
 
+def accuracy(y_true: Any, y_pred: Any) -> float:
+    return float(np.mean(y_true == y_pred))
+
+
 def test_the_bootstrap_of_accuracy_is_near_its_formula(rng: np.random.Generator) -> None:
     y = rng.integers(2, size=400)
     a, b = (np.where(rng.uniform(size=400) < share, y, 1 - y) for share in (0.7, 0.8))
-    found = compare_predictions(y, a, b, metric=accuracy_score, random_state=0)
+    found = compare_predictions(y, a, b, metric=accuracy, random_state=0)
     formula = compare(a == y, b == y, unit="rows")
     assert found.difference == pytest.approx(formula.difference)
     assert (found.low, found.high) == pytest.approx((formula.low, formula.high), abs=0.01)
-    assert found == compare_predictions(y, a, b, metric=accuracy_score, random_state=0)
+    assert found == compare_predictions(y, a, b, metric=accuracy, random_state=0)
+
+
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_macro_f1_of_draws_is_that_of_scikit_learn(
+    rng: np.random.Generator, n_classes: int
+) -> None:
+    """Classes that a draw has not are left out of its mean."""
+    y, a, b = rng.integers(n_classes, size=(3, 12))
+    found = compare_predictions(y, a, b, n_resamples=20, random_state=0)
+    scores = [f1_score(y, one, average="macro") for one in (a, b)]
+    assert found.difference == pytest.approx(scores[1] - scores[0])
+    counts = rng.multinomial(12, np.full(12, 1 / 12), size=5).astype(float)
+    eye = np.eye(n_classes)
+    expected = [
+        f1_score(*(np.repeat(one, row.astype(int)) for one in (y, a)), average="macro")
+        for row in counts
+    ]
+    assert _macro_f1(counts, eye[y], eye[a]) == pytest.approx(expected)
 
 
 def test_equal_predictions_do_not_differ(rng: np.random.Generator) -> None:

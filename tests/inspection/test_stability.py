@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain, combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
 
+from skfusion import stability_report
+from skfusion.inspection.candidates import half_intervals
 from skfusion.inspection.stability import (
     complementarity,
     cvar,
@@ -103,3 +106,76 @@ def test_pareto_front_is_what_nothing_beats(rng):
 
 def test_a_score_that_is_not_known_is_not_on_the_front():
     assert pareto_front([np.nan, 0.5], [0.0, 1.0]).tolist() == [1]
+
+
+# --- reports -----------------------------------------------------------------------------------
+
+
+def true_and_found(
+    rng: np.random.Generator, spread: float, n: int, n_splits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """True scores of n candidates, and what independent splits with common noise say of them."""
+    true = rng.normal(0.7, spread, size=n)
+    common = rng.normal(0, 0.02, size=n_splits)
+    return true, true[:, None] + common + rng.normal(0, 0.01, size=(n, n_splits))
+
+
+def test_a_report_has_the_figures_of_each_group() -> None:
+    single = np.array([[0.5, 0.6], [0.7, 0.8], [0.6, 0.7]])
+    pairs = np.array([[0.7, 0.7], [0.5, 0.7]])
+    members = np.array([[[0.5, 0.6], [0.7, 0.8]], [[0.5, 0.6], [0.6, 0.7]]])
+    report = stability_report({"1": single, "2": pairs}, members={"2": members}, random_state=0)
+    values = report["value"]
+    assert values["1", "min"] == pytest.approx(0.55)
+    assert values["1", "range"] == pytest.approx(0.2)
+    assert values["1", "cvar"] == pytest.approx(cvar(single.mean(axis=1)))
+    # Of two out of three: as many as the pairs are.
+    assert values["1", "expected_min"] == pytest.approx(expected_minimum([0.55, 0.75, 0.65], 2))
+    assert values["2", "harm_rate"] == 1.0
+    assert values["2", "complementarity"] == pytest.approx(-0.05)
+    assert ("1", "harm_rate") not in report.index
+    assert (report["low"] <= report["high"]).all()
+    assert report.equals(
+        stability_report({"1": single, "2": pairs}, members={"2": members}, random_state=0)
+    )
+
+
+def test_the_interval_of_a_mean_is_that_of_the_corrected_t_test(rng: np.random.Generator) -> None:
+    scores = rng.normal(size=(1, 8))
+    report = stability_report({"a": scores}, n_resamples=40_000, random_state=0)
+    half = half_intervals(scores[0], None)
+    expected = (scores.mean() - half, scores.mean() + half)
+    found = report.loc[("a", "mean"), ["low", "high"]]
+    assert tuple(found) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("figure", ["mean", "min", "cvar", "range"])
+def test_intervals_hold_the_true_figure(rng: np.random.Generator, figure: str) -> None:
+    """Independent splits, which is what a tiny share of test rows says."""
+    functions = {"mean": np.mean, "min": np.min, "cvar": cvar, "range": np.ptp}
+    held = []
+    for _ in range(150):
+        true, found = true_and_found(rng, 0.03, 12, 10)
+        report = stability_report(
+            {"a": found}, test_fraction=1e-9, n_resamples=300, random_state=rng.integers(1000)
+        )
+        low, high = report.loc[("a", figure), ["low", "high"]]
+        held.append(low <= functions[figure](true) <= high)
+    assert 0.89 <= np.mean(held) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "members", "message"),
+    [
+        ({}, None, "same splits"),
+        ({"a": [[0.5, 0.6]], "b": [[0.5]]}, None, "same splits"),
+        ({"a": [0.5, 0.6]}, None, "same splits"),
+        ({"a": [[0.5]]}, None, "One split"),
+        ({"a": [[0.5, np.nan]]}, None, "finite"),
+        ({"a": [[0.5, 0.6]]}, {"a": [[0.5, 0.6]]}, r"members\['a'\]"),
+        ({"a": [[0.5, 0.6]]}, {"b": [[[0.5, 0.6]]]}, r"members\['b'\]"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(scores: Any, members: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stability_report(scores, members=members)
