@@ -18,6 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 FLOORS = {
     "_blocks": 0,
     "_public": 0,
+    "_tables": 0,
     "_targets": 0,
     "_boundaries": 1,
     "_files": 1,
@@ -38,6 +39,7 @@ COMMON = {"joblib", "numpy", "sklearn"}
 ALLOWED = {
     "_blocks": COMMON | {"scipy"},
     "_public": set(),
+    "_tables": {"pyarrow"},
     "_targets": COMMON | {"scipy"},
     "_files": COMMON | {"skops"},
     "_boundaries": COMMON | {"narwhals"},
@@ -51,10 +53,11 @@ ALLOWED = {
     "saving": COMMON | {"scipy", "torch"},
 }
 #: Imported where they are used, so that the package works without them or starts fast.
-LATE = {"matplotlib", "optuna", "pandas", "skops", "transformers"}
+LATE = {"matplotlib", "optuna", "pandas", "pyarrow", "scikit_posthocs", "skops", "transformers"}
 #: What one module alone may name in its place.
 ONLY = {
     "embed/loading.py": {"transformers"},
+    "inspection/displays/ranks.py": {"scikit_posthocs"},
     "embed/encoding.py": {"tqdm"},
     "fusion/supervised.py": {"threadpoolctl", "torch"},
 }
