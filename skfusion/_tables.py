@@ -201,8 +201,8 @@ def _separated(text: str, kind: str, name: str) -> Table:
 
 def _collect(rows: Any, name: str) -> Table:
     """Sort rows into columns; those that do not fit the header are bad."""
-    header = next((row for row in rows if row), [])
-    header = [column.strip() for column in header]
+    first: list[str] = next((row for row in rows if row), [])
+    header = [column.strip() for column in first]
     twice = sorted({column for column in header if header.count(column) > 1})
     if twice:
         raise TableError(f"{name} has several columns named {_listed(twice)}. Name each once.")

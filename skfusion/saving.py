@@ -36,6 +36,7 @@ from .embed.store import VectorStore
 from .embed.union import EmbedderUnion
 from .fusion.registry import OPERATORS
 from .selection.optuna_search import OptunaSearchCV
+from .selection.recipe_base import BaseFusion
 
 FORMAT = 1
 _MAGIC, _ABOUT, _MODEL = "skfusion model", "skfusion.json", "model.skops"
@@ -435,7 +436,7 @@ class _Decoder:
             for end in [end for end in _RISKS if isinstance(key, str) and key.endswith(end)]:
                 needed, is_harmless, what = _RISKS[end]
                 if end in ("memory", "storage") and owner is not dict:
-                    if issubclass(owner, (LLMLayerEmbedder, EmbedderUnion)):
+                    if issubclass(owner, (LLMLayerEmbedder, EmbedderUnion, BaseFusion)):
                         continue  # a folder of vectors
                     needed = owner
                 if not (needed in self.trusted.values() or all(map(is_harmless, flat(value)))):

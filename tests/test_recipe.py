@@ -204,8 +204,9 @@ def test_it_is_pickled_and_saved(fitted, tmp_path):
 
 def test_a_recipe_of_language_models_is_saved(folder, tmp_path):
     texts, y = film_texts(12)
-    clf = FusionClassifier(folder("llama"), time_budget=0, **QUICK).fit(texts, y)
-    skfusion.save(clf, tmp_path / "model")
+    # A folder of vectors, which is no cache of pickles.
+    clf = FusionClassifier(folder("llama"), time_budget=0, memory=str(tmp_path / "store"), **QUICK)
+    skfusion.save(clf.fit(texts, y), tmp_path / "model")
     loaded = skfusion.load(tmp_path / "model")
     assert np.allclose(loaded.predict_proba(texts), clf.predict_proba(texts))
 

@@ -58,7 +58,7 @@ def test_a_requirement_has_one_lower_bound():
     assert not {name: found for name, found in bounds.items() if len(found) > 1}
 
 
-@pytest.mark.parametrize("extra", ["gguf", "optuna", "plot"])
+@pytest.mark.parametrize("extra", ["cli", "gguf", "optuna", "plot", "stats"])
 def test_the_tests_use_what_an_extra_names(extra):
     names = [{canonicalize_name(r.name) for r in EXTRAS[key]} for key in (extra, "test")]
     assert names[0] <= names[1]

@@ -417,6 +417,23 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             pass
         return self
 
+    def count_tokens(self, X: ArrayLike) -> NDArray[np.int64]:
+        """Return how many tokens of each text the model reads, cut texts as they are cut.
+
+        Parameters
+        ----------
+        X : sequence of str of shape (n_texts,)
+            Texts, as in `fit`.
+
+        Returns
+        -------
+        ndarray of int64, shape (n_texts,)
+            Special tokens and the prompt's are counted.
+        """
+        check_is_fitted(self)
+        texts = check_texts(X, missing=self.missing)
+        return self._spec.tokenize(self._load(), texts).lengths()
+
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names ``layer{k}_{pooling}_{i}`` or ``layerblend_{i}`` of the columns.
 

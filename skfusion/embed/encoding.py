@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from .backbone import Backbone, Source
+from .backbone import Backbone, Source, Tokens
 from .loading import describe_kwargs, resolve_device, resolve_dtype
 from .shards import Column
 from .store import VectorStore, Writer
@@ -90,6 +90,13 @@ class Spec:
             store_dtype=store_dtype,
             lower_case=sentence.lower_case,
         )
+
+    def tokenize(self, backbone: Backbone, texts: Sequence[str]) -> Tokens:
+        """Return what the model reads of texts."""
+        prompted = [(self.prompt or "") + text for text in texts]
+        if self.lower_case:
+            prompted = [text.lower() for text in prompted]
+        return backbone._tokenize(prompted, self.max_length, self.max_positions)
 
     def about(self) -> dict[str, Any]:
         """Return plain values that say what the vectors were made with."""
@@ -231,10 +238,7 @@ class _Run:
     ) -> Iterator[int]:
         from .forward import run_batches
 
-        texts = [(self.spec.prompt or "") + self.texts[i] for i in window]
-        if self.spec.lower_case:
-            texts = [text.lower() for text in texts]
-        tokens = backbone._tokenize(texts, self.spec.max_length, self.spec.max_positions)
+        tokens = self.spec.tokenize(backbone, [self.texts[i] for i in window])
         self.truncated[window] = tokens.truncated
         self.newly_truncated |= bool(tokens.truncated.any())
         asked = self.out.shape[1]

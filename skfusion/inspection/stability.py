@@ -306,7 +306,7 @@ def _check_groups(groups: Mapping[str, Floats], members: Mapping[str, Floats]) -
                 f"members[{name!r}] of shape {own.shape} does not fit the scores {shapes}. Give "
                 f"(n_candidates, n_members, n_splits)."
             )
-    return n_splits
+    return int(n_splits)
 
 
 def _draw_means(

@@ -1,0 +1,573 @@
+"""The command line: fit, predict, embed, rank, and what a store holds.
+
+Results go to the standard output, all else to the standard error. Bad input is said before any
+work, by line, with exit code 2; what fails later has exit code 1; nothing is half-written.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import numpy as np
+import platformdirs
+import typer
+
+from . import __version__
+from ._tables import Table, TableError, check_target, name_lines, read_table, write_table
+
+if TYPE_CHECKING:
+    from .embed.embedder import LLMLayerEmbedder
+
+P = ParamSpec("P")
+
+FAILED, BAD_INPUT = 1, 2
+_KNOWN = (MemoryError, OSError, ImportError, RuntimeError, TypeError, ValueError)
+_SAMPLED = 32  # texts that costs are estimated from
+
+app = typer.Typer(
+    name="skfusion",
+    help="Classify texts with the hidden states of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        app(args=list(arguments), prog_name="skfusion", standalone_mode=True)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+    return 0
+
+
+# --- options that several commands have --------------------------------------------------------
+
+Data = Annotated[
+    str, typer.Argument(help="CSV, TSV, JSON lines or Parquet; - is the standard input.")
+]
+TextColumn = Annotated[str, typer.Option("--text", "-t", help="The column of texts.")]
+LabelColumn = Annotated[str, typer.Option("--label", "-l", help="The column of labels.")]
+Models = Annotated[
+    list[str],
+    typer.Option("--model", "-m", help="A hub id, folder or .gguf file; several times for more."),
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="A hub id, folder or .gguf file.")]
+Memory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where vectors are stored, so that no text is run twice.",
+        show_default="the user's cache",
+    ),
+]
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="Tokens per text.", show_default="the model's limit")
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="csv, tsv, jsonl or parquet.", show_default="by the suffix"),
+]
+Skip = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Leave out rows that are bad instead of stopping.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no estimates.")]
+Seed = Annotated[int, typer.Option(help="Seed of all that is drawn.")]
+Store = Annotated[Path, typer.Argument(help="The folder of the store.")]
+
+
+def commands(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors into messages and exit codes."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        logging.captureWarnings(False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = _show_warning
+            try:
+                function(*args, **kwargs)
+            except KeyboardInterrupt:
+                _stop("Stopped. What was computed is stored: the same command goes on.", FAILED)
+            except (TableError, BadInput) as error:
+                _stop(str(error), BAD_INPUT)
+            except BrokenPipeError:
+                sys.stderr.close()
+                raise typer.Exit(FAILED) from None
+            except _KNOWN as error:
+                _stop(f"{type(error).__name__}: {error}", FAILED)
+
+    return wrapped
+
+
+class BadInput(ValueError):
+    """What the user gave cannot be used."""
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.secho(f"skfusion: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(code)
+
+
+def say(message: str) -> None:
+    """Print to the standard error, where nothing disturbs a pipe."""
+    typer.echo(message, err=True)
+
+
+def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    text = str(message)
+    if text not in _HEARD:
+        _HEARD.add(text)
+        say(f"warning: {text}")
+
+
+_HEARD: set[str] = set()
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+@app.command()
+@commands
+def fit(
+    data: Data,
+    model: Models,
+    save: Annotated[Path | None, typer.Option(help="A folder for the fitted model.")] = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    scoring: Annotated[
+        str, typer.Option(help="What it should be good at, as scikit-learn names it.")
+    ] = "f1_macro",
+    max_length: MaxLength = None,
+    memory: Memory = None,
+    time_budget: Annotated[
+        float | None, typer.Option(min=0, help="Seconds for all that comes after the first fit.")
+    ] = None,
+    format: Format = None,
+    skip_bad_rows: Skip = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    seed: Seed = 0,
+) -> None:
+    """Train a classifier on a table of texts and labels, and say how good it is.
+
+    **Example**: `skfusion fit reviews.csv -t text -l label -m
+    sentence-transformers/all-MiniLM-L6-v2 --save model/`
+    """
+    from .recipe import FusionClassifier
+    from .saving import save as save_model
+
+    table = _rows(read_table(data, kind=format), [text, label], skip_bad_rows)
+    texts, labels = table.column(text), _labels(table, label)
+    _check_classes(labels)
+    if save is not None:
+        _check_folder(save)
+    store = _memory(memory)
+    classifier = FusionClassifier(
+        model,
+        max_length=max_length,
+        scoring=scoring,
+        memory=store,
+        time_budget=time_budget,
+        random_state=seed,
+        verbose=0 if quiet else 1,
+    )
+    if not quiet:
+        _say_estimates(model, texts, max_length, store)
+    started = time.perf_counter()
+    classifier.fit(texts, labels)
+    if save is not None:
+        save_model(classifier, save)
+    if as_json:
+        _print_json(
+            {
+                "n_rows": len(texts),
+                "classes": classifier.classes_.tolist(),
+                "models": classifier.model_weights_,
+                "scoring": scoring,
+                "scores": classifier.scores_.tolist(),
+                "baseline_scores": classifier.baseline_scores_.tolist(),
+                "seconds": time.perf_counter() - started,
+                "saved": None if save is None else str(save),
+                "version": __version__,
+            }
+        )
+    else:
+        typer.echo(classifier.summary())
+    if save is not None and not quiet:
+        say(f"saved: {save}; next: skfusion predict {save} DATA -o predictions.csv")
+
+
+@app.command()
+@commands
+def predict(
+    folder: Annotated[Path, typer.Argument(help="What `skfusion fit --save` has written.")],
+    data: Data,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A file of any of the formats; - prints CSV.")
+    ] = "-",
+    text: TextColumn = "text",
+    format: Format = None,
+    skip_bad_rows: Skip = False,
+    probabilities: Annotated[
+        bool, typer.Option(help="Add a column for the probability of each class.")
+    ] = True,
+) -> None:
+    """Predict the labels of texts; all columns of the input are kept.
+
+    **Example**: `skfusion predict model/ new.csv -o predictions.parquet`
+    """
+    from .saving import load
+
+    kind = check_target(output)
+    table = _rows(read_table(data, kind=format), [text], skip_bad_rows)
+    if not folder.is_dir():
+        raise BadInput(f"There is no saved model at {folder}. `skfusion fit --save` makes one.")
+    classifier = load(folder)
+    texts = table.column(text)
+    columns: dict[str, Any] = dict(table.columns)
+    columns[_free("prediction", columns)] = classifier.predict(texts)
+    if probabilities and hasattr(classifier, "predict_proba"):
+        chances = classifier.predict_proba(texts)
+        for name, column in zip(classifier.classes_, chances.T, strict=True):
+            columns[_free(f"p_{name}", columns)] = column
+    write_table(columns, output, kind)
+
+
+@app.command()
+@commands
+def embed(
+    data: Data,
+    model: Model,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A file of any of the formats; - prints CSV.")
+    ] = "-",
+    text: TextColumn = "text",
+    layer: Annotated[
+        str, typer.Option(help="A layer's number, -1 the last; a depth such as 0.5; mean.")
+    ] = "-1",
+    pooling: Annotated[
+        str, typer.Option(help="mean, mean_no_first, last, first, max or weighted_mean.")
+    ] = "mean",
+    max_length: MaxLength = None,
+    memory: Memory = None,
+    format: Format = None,
+    skip_bad_rows: Skip = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the vectors of texts beside the columns of the input.
+
+    **Example**: `skfusion embed texts.csv -m sentence-transformers/all-MiniLM-L6-v2 -o
+    vectors.parquet --layer 4`
+    """
+    from .embed.embedder import LLMLayerEmbedder
+
+    kind = check_target(output)
+    table = _rows(read_table(data, kind=format), [text], skip_bad_rows)
+    texts, store = table.column(text), _memory(memory)
+    embedder = LLMLayerEmbedder(
+        model, layer=_layer(layer), pooling=pooling, max_length=max_length, memory=store
+    )
+    with _bad_parameters():
+        embedder.fit(texts)
+    if not quiet:
+        _say_estimates([model], texts, max_length, store)
+    embedder.precompute(texts, verbose=0 if quiet else 1)
+    columns: dict[str, Any] = dict(table.columns)
+    columns[_free("vector", columns)] = embedder.transform(texts)
+    write_table(columns, output, kind)
+
+
+@app.command()
+@commands
+def rank(
+    data: Data,
+    model: Models,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write the table to a file as well.")
+    ] = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    max_length: MaxLength = None,
+    memory: Memory = None,
+    format: Format = None,
+    skip_bad_rows: Skip = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    seed: Seed = 0,
+) -> None:
+    """Say which model to start with: estimated score, seconds and bytes of each and of its blend.
+
+    **Example**: `skfusion rank reviews.csv -m org/a -m org/b`
+    """
+    from .selection.rank import rank_models
+
+    if output is not None:
+        check_target(output)
+    table = _rows(read_table(data, kind=format), [text, label], skip_bad_rows)
+    texts, labels = table.column(text), _labels(table, label)
+    _check_classes(labels)
+    store = _memory(memory)
+    if not quiet:
+        _say_estimates(model, texts, max_length, store)
+    ranks = rank_models(
+        model,
+        texts,
+        labels,
+        memory=store,
+        max_length=max_length,
+        random_state=seed,
+        verbose=0 if quiet else 1,
+    )
+    if output is not None:
+        write_table({name: ranks[name].to_numpy() for name in ranks}, output)
+    if as_json:
+        _print_json({"scoring": ranks.attrs["scoring"], "models": ranks.to_dict("records")})
+    else:
+        typer.echo(ranks.to_string(index=False, float_format=lambda value: f"{value:.3g}"))
+
+
+@app.command()
+@commands
+def info(store: Store, as_json: AsJson = False) -> None:
+    """Say what a store of vectors holds.
+
+    **Example**: `skfusion info cache/`
+    """
+    found = _open_store(store).info()
+    if as_json:
+        _print_json(found)
+        return
+    typer.echo(f"{found['location']}: {found['n_texts']:,} texts, {_size(found['n_bytes'])}")
+    for one in found["models"]:
+        layers = one["layers"]
+        span = f"layers {layers[0]} to {layers[-1]}" if layers else "no layers"
+        typer.echo(
+            f"  {one.get('model', 'unknown')}: {one['n_texts']:,} texts, {_size(one['n_bytes'])}, "
+            f"{span}, {', '.join(one['poolings'])}"
+        )
+
+
+@app.command()
+@commands
+def verify(store: Store, as_json: AsJson = False) -> None:
+    """Compare every stored vector with its checksum; exit code 1 if one is damaged.
+
+    **Example**: `skfusion verify cache/`
+    """
+    found = _open_store(store).verify()
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(f"{found['n_texts']:,} texts in {found['n_shards']:,} files were read.")
+        for path in found["damaged"]:
+            typer.echo(f"damaged: {path}")
+    if found["damaged"]:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@commands
+def clear(store: Store) -> None:
+    """Remove the vectors of a store; files that no store has written stay.
+
+    **Example**: `skfusion clear cache/`
+    """
+    opened = _open_store(store)
+    freed = opened.info()["n_bytes"]
+    opened.clear()
+    typer.echo(f"{_size(freed)} removed from {store}.")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print it.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Classify texts with the hidden states of language models."""
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def _rows(table: Table, needed: Sequence[str], skip: bool) -> Table:
+    """Return the rows in which the needed columns have a value; say what was guessed."""
+    for guess in table.notes:
+        say(f"note: {guess}")
+    empty: dict[int, str] = {}
+    for name in needed:
+        for line, value in zip(table.lines, table.column(name), strict=True):
+            if value is None or not str(value).strip():
+                empty.setdefault(line, f"no {name}")
+    kept = table.without(empty)
+    if kept.bad:
+        if not skip:
+            raise BadInput(
+                f"{table.source} has {len(kept.bad)} bad rows: {name_lines(kept.bad)}. Mend them, "
+                f"or use --skip-bad-rows."
+            )
+        say(f"note: {len(kept.bad)} bad rows left out: {name_lines(kept.bad)}")
+    if not len(kept):
+        raise BadInput(f"{table.source} has no row with {' and '.join(needed)}.")
+    for name in needed:
+        kept.columns[name] = [str(value) for value in kept.column(name)]
+    return kept
+
+
+def _labels(table: Table, column: str) -> list[str]:
+    """Return labels without the white space around them."""
+    given = table.column(column)
+    labels = [label.strip() for label in given]
+    spellings: dict[str, set[str]] = {}
+    for before, after in zip(given, labels, strict=True):
+        spellings.setdefault(after, set()).add(before)
+    for label, several in spellings.items():
+        if len(several) > 1:
+            shown = ", ".join(map(repr, sorted(several)))
+            say(f"warning: the labels {shown} differ in white space only; all are {label!r}.")
+    table.columns[column] = labels
+    return labels
+
+
+def _check_classes(labels: Sequence[str]) -> None:
+    counts = Counter(labels)
+    if len(counts) < 2:
+        raise BadInput(f"All {len(labels)} rows have the label {labels[0]!r}. Two are needed.")
+    if len(counts) > len(labels) / 2 and len(labels) > 10:
+        say(f"warning: {len(counts)} labels on {len(labels)} rows: is this the column of labels?")
+    rare = sorted(label for label, count in counts.items() if count == 1)
+    if rare:
+        say(f"warning: labels with one row only: {', '.join(rare[:5])}.")
+
+
+def _layer(text: str) -> Any:
+    """Return what a layer on the command line is."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    if text != "mean":
+        raise BadInput(
+            f"--layer {text} is no layer that texts alone can have. Use a whole number, a depth "
+            f"between 0 and 1, or mean."
+        )
+    return text
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be saved to, before any work."""
+    if not folder.absolute().parent.is_dir():
+        raise BadInput(f"There is no folder {folder.absolute().parent} for {folder}.")
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file. Name a folder that --save may make.")
+
+
+def _memory(folder: Path | None) -> str:
+    if folder is None:
+        return str(platformdirs.user_cache_path("skfusion") / "vectors")
+    return str(folder)
+
+
+def _open_store(folder: Path) -> Any:
+    from .embed.store import VectorStore
+
+    if not folder.is_dir():
+        raise BadInput(f"There is no folder {folder}.")
+    return VectorStore(folder)
+
+
+@contextmanager
+def _bad_parameters() -> Iterator[None]:
+    """Take what `fit` refuses as bad input: it was given on the command line."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadInput(str(error)) from error
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+def _say_estimates(
+    models: Sequence[str], texts: Sequence[str], max_length: int | None, memory: str
+) -> None:
+    """Say what the passes will take, by some texts, whose vectors are stored."""
+    from .embed.embedder import LLMLayerEmbedder
+
+    different = list(dict.fromkeys(texts))
+    step = max(1, len(different) // _SAMPLED)
+    sample = different[::step][:_SAMPLED]
+    for model in models:
+        embedder = LLMLayerEmbedder(model, max_length=max_length, memory=memory)
+        with _bad_parameters():
+            embedder.fit(sample)
+        say(_estimate(embedder, model, sample, len(different)))
+
+
+def _estimate(embedder: LLMLayerEmbedder, model: str, sample: list[str], n_texts: int) -> str:
+    before = embedder.store_.info()
+    started = time.perf_counter()
+    tokens = float(embedder.count_tokens(sample).mean())
+    embedder.transform(sample[:1])  # loads the weights
+    loaded = time.perf_counter()
+    embedder.precompute(sample, verbose=0)
+    after = embedder.store_.info()
+    fresh = after["n_texts"] - before["n_texts"] - 1
+    todo = n_texts - before["n_texts"] if fresh > 0 else 0
+    words = f"{model}: {n_texts:,} different texts, about {tokens * n_texts:,.0f} tokens"
+    if after["n_texts"]:
+        words += f", {_size(after['n_bytes'] / after['n_texts'] * n_texts)} of vectors"
+    if fresh <= 0 or todo <= 0:
+        return f"{words}; most are stored already"
+    seconds = loaded - started + (time.perf_counter() - loaded) / fresh * todo
+    return f"{words}, about {_duration(seconds)}"
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _free(name: str, columns: dict[str, Any]) -> str:
+    """Return a name that no column has."""
+    while name in columns:
+        name += "_"
+    return name
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000 or unit == "GB":
+            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
