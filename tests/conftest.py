@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from skfusion import VectorStore
 from skfusion.embed.loading import release
+from skfusion.fusion.projection import _HEARD
 
 # The tests' own save_pretrained calls print bars; skfusion must be silent by itself, which
 # tests/embed/test_conventions.py checks in a process of its own.
@@ -95,8 +96,12 @@ def rotten_tomatoes() -> tuple[Any, Any]:
 
 @pytest.fixture(autouse=True)
 def empty_session_store() -> None:
-    """Tiny models are alike in many tests, and the session's store would know their texts."""
+    """Tiny models are alike in many tests, and the session's store would know their texts.
+
+    A warning that is said once per process is said once per test.
+    """
     VectorStore().clear()
+    _HEARD.clear()
 
 
 @pytest.fixture

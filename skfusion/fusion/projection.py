@@ -14,6 +14,7 @@ from scipy import sparse
 from ..linear.spectrum import principal_components
 from .operators import Operator
 
+_HEARD: set[int] = set()  # the widths that a ProjectionWarning was about
 _PRODUCT_SIZE = 1 / 3  # of the product term, where the linear terms have size 1
 _LOOKED_AT = 2048  # rows to measure a projection's size on
 
@@ -127,7 +128,7 @@ def common_width(
     """Return the common width d of the projected blocks: what is asked for, or the most there is.
 
     That is the smallest block's width, rounded down to a valid one, and under "pca" at most
-    ``n_rows - 1``, with a `ProjectionWarning` where this makes it smaller.
+    ``n_rows - 1``, with a `ProjectionWarning`, once per process, where this makes it smaller.
     """
     if projection is None:
         return _unprojected_width(operator, widths, n_components)
@@ -174,7 +175,9 @@ def _default_width(operator: Operator, smallest: int, limit: int | None) -> int:
             f"{smallest} columns, and PCA gives at most n_samples - 1 components. Use wider "
             f"blocks, more rows, or projection='random' with n_components set."
         )
-    if width != wanted:
+    if width != wanted and wanted not in _HEARD:
+        # The folds of a search have it in common: once per process is enough.
+        _HEARD.add(wanted)
         warnings.warn(
             f"The common width is {width}, not {wanted} as the blocks' width would allow: PCA "
             f"gives at most n_samples - 1 = {limit} components. Set n_components to choose it, or "

@@ -124,6 +124,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         The scaling of each block.
     projections_ : dict of str to LinearProjection or CountSketch
         The projection of each block; empty where nothing is projected.
+    common_width_ : int
+        The number of columns that each block is projected to; absent where nothing is projected.
     kernel_weights_ : ndarray of shape (n_blocks,)
         The share of each block in the variance of all components of "weighted"; they add up to
         1, and those below 0.001 are 0.
@@ -145,7 +147,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
     Warns
     -----
     ProjectionWarning
-        In `fit`, if there are too few rows for the default width.
+        In `fit`, if there are too few rows for the default width; once per process, and not in
+        every fold of a search.
 
     See Also
     --------
@@ -236,7 +239,7 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         rng = check_random_state(self.random_state)
         scalers = list(map(fit_scaler, blocks, self._scales(X)))
         scaled = [scale(block) for scale, block in zip(scalers, blocks, strict=True)]
-        for name in ("blend_", "kernel_weights_"):
+        for name in ("blend_", "common_width_", "kernel_weights_"):
             self.__dict__.pop(name, None)
         projections: list[Projection] = []
         if operator is None:
@@ -358,6 +361,8 @@ class FusionTransformer(OwnOperatorsMixin, TransformerMixin, BaseEstimator):
         d = common_width(
             operator, widths, self.n_components, projection=how, n_rows=len(scaled[0])
         )
+        if how is not None:
+            self.common_width_ = d
         if how == "supervised":
             assert targets is not None
             return supervised_projections(

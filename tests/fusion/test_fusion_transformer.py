@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -296,11 +297,21 @@ def test_default_width(operator, n_rows, width):
     else:
         with pytest.warns(ProjectionWarning, match=f"is {width}, not 16 .*= {n_rows - 1} comp"):
             out = fuse.fit_transform(make_blocks(n_rows))
-    assert out.shape[1] == width
+    assert out.shape[1] == width == fuse.common_width_
     rounded = OPERATORS[operator].width.largest(17)
     wide = make_blocks(n_rows).select(["b", "c"])
     out = FusionTransformer(operator, projection="random").fit_transform(wide)
     assert out.shape[1] == rounded
+
+
+def test_too_few_rows_are_said_once_in_a_search():
+    X, y = make_blocks(24), np.arange(24) % 2
+    pipe = make_pipeline(FusionTransformer("sum"), LogisticRegression())
+    grid = {"fusiontransformer__operator": ["sum", "hadamard"]}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        GridSearchCV(pipe, grid, cv=3).fit(X.select(["b", "c"]), y)
+    assert sum(one.category is ProjectionWarning for one in said) == 1
 
 
 @pytest.mark.parametrize(

@@ -179,22 +179,12 @@ class LayerProfileDisplay:
         parameter = found.parameter("layer", layer)
         lines = [label(params.get(by)) if by else found.metric for params in found.params]
         table = _Table.of(found, lines, [params.get(parameter) for params in found.params])
-        tied = within_one_error(found.scores[list(table.best.values())])
-        marks = np.zeros(table.shape, dtype=bool)
-        for cell, mark in zip(table.best, tied, strict=True):
-            marks[table.position(cell)] = mark
         chosen = getattr(search, "best_params_", {}).get(parameter)
         return cls(
             table.column_labels,
-            dict(zip(table.rows, table.fill(found.scores.mean(axis=1)), strict=True)),
-            half_intervals=dict(
-                zip(
-                    table.rows,
-                    table.fill(half_intervals(found.scores, found.test_fraction)),
-                    strict=True,
-                )
-            ),
-            tied=dict(zip(table.rows, marks, strict=True)),
+            table.by_row(found.scores.mean(axis=1)),
+            half_intervals=table.by_row(half_intervals(found.scores, found.test_fraction)),
+            tied=dict(zip(table.rows, table.tied(found.scores), strict=True)),
             chosen=None if chosen is None else layer_label(chosen),
             name=found.metric,
             notes=[interval_note(found.scores.shape[1]), left_out_note(found.n_left_out)],
@@ -423,15 +413,11 @@ class LayerHeatmapDisplay:
             [label(params.get(rows)) for params in found.params],
             [params.get(columns) for params in found.params],
         )
-        tied = within_one_error(found.scores[list(table.best.values())])
-        marks = np.zeros(table.shape, dtype=bool)
-        for cell, mark in zip(table.best, tied, strict=True):
-            marks[table.position(cell)] = mark
         return cls(
             table.fill(found.scores.mean(axis=1)),
             table.rows,
             table.column_labels,
-            tied=marks,
+            tied=table.tied(found.scores),
             name=found.metric,
             row_name=rows.split("__")[-1],
             notes=[left_out_note(found.n_left_out)],
@@ -697,6 +683,18 @@ class _Table:
         for cell, i in self.best.items():
             table[self.position(cell)] = values[i]
         return table
+
+    def by_row(self, values: Floats) -> dict[str, Floats]:
+        """Return the same, row by row."""
+        return dict(zip(self.rows, self.fill(values), strict=True))
+
+    def tied(self, scores: Floats) -> NDArray[np.bool_]:
+        """Return which cells are as good as the best, from scores of all candidates' splits."""
+        marks = np.zeros(self.shape, dtype=bool)
+        near = within_one_error(scores[list(self.best.values())])
+        for cell, mark in zip(self.best, near, strict=True):
+            marks[self.position(cell)] = mark
+        return marks
 
 
 def _padded(values: NDArray[Any], n: int) -> Floats:
