@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .inspection.displays.ranks import CriticalDifferenceDisplay
     from .inspection.displays.subsets import SubsetDisplay, TradeoffDisplay
     from .inspection.displays.weights import WeightsDisplay
+    from .inspection.report import report
     from .inspection.stability import stability_report
     from .linear.layer_scores import LayerScores, layer_scores
     from .neural.classifier import FusionMLPClassifier
@@ -86,6 +87,7 @@ __all__ = [
     "measure_costs",
     "rank_models",
     "register_operator",
+    "report",
     "save",
     "stability_report",
     "variance_components",

@@ -41,6 +41,7 @@ PUBLIC = {
     "measure_costs": ".inspection.cost",
     "rank_models": ".selection.rank",
     "register_operator": ".fusion.registry",
+    "report": ".inspection.report",
     "save": ".saving",
     "stability_report": ".inspection.stability",
     "variance_components": ".inspection.compare",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 FAILED, BAD_INPUT = 1, 2
+REPORT_SUFFIXES = (".html", ".htm", ".md")
 _KNOWN = (MemoryError, OSError, ImportError, RuntimeError, TypeError, ValueError)
 _SAMPLED = 32  # texts that costs are estimated from
 
@@ -145,6 +146,12 @@ def fit(
     data: Data,
     model: Models,
     save: Annotated[Path | None, typer.Option(help="A folder for the fitted model.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="An .html or .md file that says how good it is.")
+    ] = None,
+    include_texts: Annotated[
+        bool, typer.Option("--include-texts", help="Show texts in the report.")
+    ] = False,
     text: TextColumn = "text",
     label: LabelColumn = "label",
     scoring: Annotated[
@@ -164,8 +171,9 @@ def fit(
     """Train a classifier on a table of texts and labels, and say how good it is.
 
     **Example**: `skfusion fit reviews.csv -t text -l label -m
-    sentence-transformers/all-MiniLM-L6-v2 --save model/`
+    sentence-transformers/all-MiniLM-L6-v2 --save model/ --report report.html`
     """
+    from .inspection.report import report as write_report
     from .recipe import FusionClassifier
     from .saving import save as save_model
 
@@ -174,6 +182,8 @@ def fit(
     _check_classes(labels)
     if save is not None:
         _check_folder(save)
+    if report is not None:
+        _check_report(report)
     store = _memory(memory)
     classifier = FusionClassifier(
         model,
@@ -190,6 +200,8 @@ def fit(
     classifier.fit(texts, labels)
     if save is not None:
         save_model(classifier, save)
+    if report is not None:
+        write_report(classifier, report, X=texts, y=labels, include_texts=include_texts)
     if as_json:
         _print_json(
             {
@@ -201,6 +213,7 @@ def fit(
                 "baseline_scores": classifier.baseline_scores_.tolist(),
                 "seconds": time.perf_counter() - started,
                 "saved": None if save is None else str(save),
+                "report": None if report is None else str(report),
                 "version": __version__,
             }
         )
@@ -481,6 +494,14 @@ def _check_folder(folder: Path) -> None:
         raise BadInput(f"There is no folder {folder.absolute().parent} for {folder}.")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file. Name a folder that --save may make.")
+
+
+def _check_report(path: Path) -> None:
+    """Refuse a report that cannot be written, before any work."""
+    if path.suffix.lower() not in REPORT_SUFFIXES:
+        raise BadInput(f"--report {path} must end in {' or '.join(REPORT_SUFFIXES)}.")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"There is no folder {path.absolute().parent} for {path}.")
 
 
 def _memory(folder: Path | None) -> str:

@@ -57,9 +57,12 @@ def written(tmp_path: Path, rows: list[str], name: str = "rows.csv") -> str:
 def test_fit_and_predict(
     data: str, model: str, memory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = tmp_path / "model"
-    assert run(["fit", data, "-m", model, "--memory", memory, "--save", str(saved)]) == 0
+    saved, page = tmp_path / "model", tmp_path / "report.html"
+    options = ["--memory", memory, "--save", str(saved), "--report", str(page)]
+    assert run(["fit", data, "-m", model, *options]) == 0
     out, err = capsys.readouterr()
+    assert "Confusion matrix" in page.read_text()
+    assert not any(text in page.read_text() for text in TEXTS)
     assert out.startswith("FusionClassifier fitted on 24 rows")
     assert "cp1252" in err
     assert "24 different texts" in err
@@ -214,6 +217,8 @@ def test_few_rows_and_a_class_of_one_row(
         (["embed", "{data}", "-m", "{model}", "-o", "{tmp}/out.xlsx"], "suffix"),
         (["fit", "{tmp}/none.csv", "-m", "{model}"], "cannot be read"),
         (["fit", "{data}", "-m", "{model}", "--save", "{data}"], "is a file"),
+        (["fit", "{data}", "-m", "{model}", "--report", "{tmp}/r.pdf"], "must end in .html"),
+        (["fit", "{data}", "-m", "{model}", "--report", "{tmp}/none/r.md"], "There is no folder"),
         (["info", "{tmp}/none"], "no folder"),
     ],
 )
