@@ -14,7 +14,7 @@ from scipy import sparse
 from ..linear.spectrum import principal_components
 from .operators import Operator
 
-_HEARD: set[int] = set()  # the widths that a ProjectionWarning was about
+_HEARD: set[int | None] = set()  # the widths that a ProjectionWarning was about
 _PRODUCT_SIZE = 1 / 3  # of the product term, where the linear terms have size 1
 _LOOKED_AT = 2048  # rows to measure a projection's size on
 
