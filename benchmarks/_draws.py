@@ -36,7 +36,7 @@ SMALL = list(MODELS)[:2]
 #: the small data sets at 200 rows.
 LEAST_TEST_ROWS = 40
 #: How often training rows of each size are drawn; large ones differ less and cost most.
-DRAWS = {50: 5, 200: 5, 1000: 3}
+DRAWS = {50: 3, 200: 3, 1000: 2}
 MAX_LENGTH = 128  # tokens; of r8 and r52 a quarter of the texts have more
 PENALTY = 0.01  # C, on standardised columns
 

@@ -2,9 +2,9 @@
 
 Of nine data sets at most 1,000 rows of the training and 500 of the test split are embedded by
 every fetched model, all layers, the first 128 tokens of a text. Of all these, 50, 200 or 1,000 are
-drawn for training, five times each (1,000 rows three times), and a logistic regression is trained
-on every layer and tested on the rows not drawn; a data set takes part in the sizes that leave 40
-rows to test on.
+drawn for training, three times each (1,000 rows twice), and a logistic regression is trained on
+every layer and tested on the rows not drawn; a data set takes part in the sizes that leave 40 rows
+to test on.
 The regret of a way to choose a layer is the best layer's macro-F1 on the test rows, which no way
 can know, minus that of the layer it chose from the training rows alone. Part of that lead is luck:
 the steady regret is to the one layer that is best on average over the draws, and the row "best on

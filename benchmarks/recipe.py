@@ -1,6 +1,6 @@
 """Measure `FusionClassifier` against what users of scikit-learn do today.
 
-Of nine data sets 50, 200 or 1,000 training rows are drawn, five times each (1,000 three times),
+Of nine data sets 50, 200 or 1,000 training rows are drawn, three times each (1,000 twice),
 from a pool of at most 1,000 rows of the training and 500 of the test split; all other rows are
 test rows. A data set takes part in the sizes that leave 40 of them. Of a text the first 128 tokens
 count, in TF-IDF all words. The draws are those of `layer_choice.py`.

@@ -66,8 +66,8 @@ class FusionClassifier(ClassifierMixin, BaseFusion):
     class_weight : {"auto", "sqrt", "balanced"}, dict or None, default="auto"
         How much `predict` helps rare classes, or each class; "auto" finds what suits `scoring`.
     subset : {"auto", "all"}, default="auto"
-        Whether to leave out models without which leave-one-out predictions are as good, within
-        one paired standard error.
+        Whether to leave out models whose own leave-one-out predictions are not better than chance
+        by more than one paired standard error.
     cv : int or None, default=5
         Folds of the cross-validation that `summary` reports, and of the head's own. All of `fit`
         is repeated without the rows of each fold; None reports none, and is several times as fast.

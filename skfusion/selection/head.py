@@ -26,6 +26,7 @@ _LEAST_NETWORK_ROWS = 2000  # below, a network that gains over a linear classifi
 #: By how many times its log share a class is helped in decisions.
 STRENGTHS = {None: 0.0, "sqrt": 0.5, "balanced": 1.0}
 _TRIED = (0.0, 0.5, 1.0, 1.5)
+_CLEARLY = 2.0  # standard errors by which another strength must be better
 _N_GROUPS = 10  # of rows, for the standard error of a score
 _FLOATS = [np.float64, np.float32]
 _TINY = float(np.finfo(np.float64).tiny)
@@ -34,23 +35,22 @@ _TINY = float(np.finfo(np.float64).tiny)
 class FusionHead(ClassifierMixin, BaseEstimator):
     """Classify rows with probabilities that are calibrated and decisions that suit a score.
 
-    The last step of what `FusionClassifier` builds, for any numeric rows. Logistic and ridge
-    regression have their penalty from held-out rows, and the one with the smaller log-loss on
-    them is taken. Classes count as they come, so that probabilities are those of the rows. For
+    The last step of what `FusionClassifier` builds, for any numeric rows. The penalty comes from
+    held-out rows. Classes count as they come, so that probabilities are those of the rows. For
     the decision, a multiple of each class's log share is taken off its log-probability: once is
     what balanced class weights aim at, half of it their square root.
 
     Parameters
     ----------
     kind : {"auto", "logistic", "ridge", "network"}, default="auto"
-        What is trained. "auto" takes logistic or ridge regression, and from 2,000 rows on
+        What is trained. "auto" takes logistic regression, and from 2,000 rows on
         `FusionMLPClassifier` where a fifth of the rows, held out, is predicted better by more
         than one standard error.
     scoring : str or callable, default="f1_macro"
         What decisions should be good at, as for `GridSearchCV`. For scores that count all classes
         the same ("macro" or "balanced" in their name) decisions start as those of balanced
         weights, for others as the likeliest class; another strength is taken where it is better
-        on held-out rows by more than one standard error.
+        on held-out rows by more than two standard errors.
     class_weight : {"auto", "sqrt", "balanced"}, dict or None, default="auto"
         Sets that strength itself: None predicts the likeliest class. A dict has the factor of
         each class, 1 where it names none, that its probability is multiplied by.
@@ -178,12 +178,10 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         for name in ("network_", "coef_", "intercept_", "penalty_"):
             self.__dict__.pop(name, None)
         rows = Rotated.of(X, targets)
-        found = []
-        if self.kind != "ridge":
-            found.append(fit_logistic(rows, targets, folds))
-        if self.kind != "logistic":
-            found.append(fit_ridge(rows, targets))
-        best = min(found, key=lambda one: one.loss)
+        if self.kind == "ridge":
+            best = fit_ridge(rows, targets)
+        else:
+            best = fit_logistic(rows, targets, folds)
         self.kind_, self.penalty_, self.log_loss_ = best.kind, best.penalty, best.loss
         self.coef_, self.intercept_ = best.coefficients.T, best.intercept
         self.strength_ = self._choose_strength(best.held_out, targets)
@@ -273,7 +271,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         return centred
 
     def _choose_strength(self, held_out: Floats, targets: Targets) -> float:
-        """Return the usual strength, or another that is better by more than one error."""
+        """Return the usual strength, or another that is clearly better."""
         if isinstance(self.class_weight, Mapping):
             return float("nan")
         if self.class_weight != "auto":
@@ -294,7 +292,7 @@ class FusionHead(ClassifierMixin, BaseEstimator):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of classes that few rows lack
-                return better_by_one_error(score, usual, _TRIED, targets.codes)
+                return clearly_better(score, usual, _TRIED, targets.codes)
         except ValueError:  # a score that these rows do not have, such as an area of one class
             return usual
 
@@ -350,13 +348,16 @@ class _Decided(ClassifierMixin, BaseEstimator):
         return predicted
 
 
-def better_by_one_error(
+def clearly_better(
     score: Callable[[float, NDArray[Any]], float],
     usual: float,
     tried: tuple[float, ...],
     codes: NDArray[np.intp],
 ) -> float:
-    """Return the value that beats the usual one by the most jackknife standard errors above 1."""
+    """Return the value that beats the usual one by the most jackknife standard errors above 2.
+
+    One is too few: with 50 rows the usual value is better than what is chosen then.
+    """
     everything = np.arange(len(codes))
     order = np.argsort(codes, kind="stable")
     groups = np.empty(len(codes), dtype=np.intp)
@@ -364,7 +365,7 @@ def better_by_one_error(
     groups[order] = everything % n_groups
     parts = [np.flatnonzero(groups != g) for g in range(n_groups)]
     base, base_parts = score(usual, everything), np.array([score(usual, p) for p in parts])
-    best, found = 1.0, usual
+    best, found = _CLEARLY, usual
     for value in tried:
         gain = score(value, everything) - base
         if not gain > 0:

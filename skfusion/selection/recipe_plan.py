@@ -26,12 +26,11 @@ from ..embed.texts import as_sequence
 from ..embed.union import EmbedderUnion
 from ..fusion.transformer import FusionTransformer
 from ..linear.ridge import ridge_losses
-from .choice import cheapest_within_one_error
 from .linear_head import deal_folds
 
 TFIDF = "tfidf"
 _MOST_WORDS = 10_000  # terms and pairs of terms, the most frequent
-_WORDS_COST = 0.1  # of a language model's
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -88,43 +87,37 @@ class Plan:
     def choose(
         self, union: EmbedderUnion, blocks: EmbeddingBlocks, y: Any, whole: Fused, clock: Clock
     ) -> Fused:
-        """Return the models that pay, by leave-one-out losses of ridge regression.
+        """Leave out models that know nothing, by leave-one-out losses of ridge regression.
 
-        Models are left out one by one; taken is the cheapest set within one paired standard
-        error of the best. Each class counts the same.
+        A model stays if its own predictions are better than chance by more than one paired
+        standard error, each class counting the same. Nothing more is asked of it: with few rows
+        a model that seems to add nothing to the others raises the floor all the same.
         """
         targets = self.targets(y)
         factors = np.ones(len(targets))
         if targets.kind in CLASSES:
             factors = targets.balance(targets.weights)
             targets = targets.weighted(factors)
-        made = {whole.names: whole}
-        scores: dict[tuple[str, ...], NDArray[np.float64]] = {}
-        chosen, tried = whole.names, [whole.names]
-        while tried and not clock.is_over():
-            for names in tried:
-                if names not in made:
-                    made[names] = self.fuse_models(union, blocks, names, y)
-                scores[names] = -ridge_losses(made[names].columns, targets) * factors
-            sets = list(scores)
-            costs = np.array([sum(map(_cost, names)) for names in sets])
-            chosen = sets[cheapest_within_one_error(np.stack([*scores.values()]), costs)]
-            smaller = [
-                tuple(name for name in chosen if name != out)
-                for out in chosen
-                if out in self.droppable
-            ]
-            tried = [names for names in smaller if names and names not in scores]
-        return made[chosen]
+        chance = ridge_losses(np.zeros((len(targets), 1)), targets)
+        gains = dict[str, float]()  # in standard errors
+        for name in whole.names:
+            if clock.is_over():
+                return whole
+            columns = np.asarray(blocks.select([*union.select([name]).output_indices_]))
+            gain = (chance - ridge_losses(columns, targets)) * factors
+            gains[name] = gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), _TINY)
+        best = max(gains, key=lambda name: gains[name])
+        kept = [
+            name
+            for name, gain in gains.items()
+            if gain > 1 or name == best or name not in self.droppable
+        ]
+        return whole if len(kept) == len(gains) else self.fuse_models(union, blocks, kept, y)
 
 
 def _varying(y: NDArray[Any]) -> NDArray[Any] | None:
     """Return targets that something can be learnt from."""
     return y if (y != y[0]).any() else None
-
-
-def _cost(name: str) -> float:
-    return _WORDS_COST if name == TFIDF else 1.0
 
 
 class Clock:

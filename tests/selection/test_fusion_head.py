@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from skfusion import FusionHead
 from skfusion.selection import head as module
-from skfusion.selection.head import better_by_one_error
+from skfusion.selection.head import clearly_better
 
 
 def unbalanced(n: int = 200, seed: int = 0) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def test_a_network_is_taken_where_it_is_better(monkeypatch):
     assert line.kind_ != "network"
 
 
-def test_another_strength_needs_more_than_one_error():
+def test_another_strength_must_be_clearly_better():
     codes = np.zeros(100, dtype=int)
     noise = np.random.default_rng(0).normal(size=100)
 
@@ -106,5 +106,5 @@ def test_another_strength_needs_more_than_one_error():
         gain = {0.0: 0.5 + noise, 1.0: 0 * noise, 2.0: 0.01 + noise - noise.mean()}[value]
         return float(gain[rows].mean())
 
-    assert better_by_one_error(score, 1.0, (1.0, 2.0), codes) == 1.0
-    assert better_by_one_error(score, 1.0, (0.0, 1.0, 2.0), codes) == 0.0
+    assert clearly_better(score, 1.0, (1.0, 2.0), codes) == 1.0
+    assert clearly_better(score, 1.0, (0.0, 1.0, 2.0), codes) == 0.0
