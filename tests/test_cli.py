@@ -267,6 +267,7 @@ def process(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, **settings)
 
 
+@pytest.mark.slow
 def test_the_standard_input_is_read_to_its_end(model: str, memory: str) -> None:
     rows = "\n".join(["text", *(["a film", "a plot"] * 50_000)])
     with process("embed", "-", "-m", model, "--memory", memory, "-q", "--format", "csv") as embed:
