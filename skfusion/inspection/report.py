@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone, is_classifier
 from sklearn.metrics import classification_report, confusion_matrix
-from sklearn.model_selection import cross_val_predict
+from sklearn.model_selection import check_cv, cross_val_predict
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_is_fitted
 
 from .._tables import write_file
@@ -282,12 +283,24 @@ def _predictions(fitted: Any, X: Any, y: NDArray[Any], cv: Any, include_texts: b
         estimator.set_params(cv=None)  # its own report would be made in each fold
     if not is_classifier(estimator):
         return _numbers(section, estimator, X, y, cv)
-    chances = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what a fold lacks
-        if hasattr(estimator, "predict_proba"):
-            chances = cross_val_predict(estimator, X, y, cv=cv, method="predict_proba")
-        predicted = cross_val_predict(estimator, X, y, cv=cv)
+        # One fit per fold for both: what is predicted need not be the likeliest class.
+        sure: NDArray[np.float64] | None = np.full(len(y), np.nan)
+        predicted = np.empty_like(y)
+        splits = list(check_cv(cv, y, classifier=True).split(X, y))
+        if not np.array_equal(
+            np.sort(np.concatenate([test for _, test in splits])), range(len(y))
+        ):
+            raise ValueError(f"cv={cv!r} must hold out every row once.")
+        for train, test in splits:
+            fold = clone(estimator).fit(_safe_indexing(X, train), y[train])
+            held_out = _safe_indexing(X, test)
+            predicted[test] = fold.predict(held_out)
+            if hasattr(fold, "predict_proba") and sure is not None:
+                sure[test] = fold.predict_proba(held_out).max(axis=1)
+            else:
+                sure = None
         scores = classification_report(y, predicted, output_dict=True, zero_division=0)
     classes = np.unique(y)
     section.parts.append(
@@ -311,8 +324,8 @@ def _predictions(fitted: Any, X: Any, y: NDArray[Any], cv: Any, include_texts: b
             Table(["", *map(str, classes)], table),
         ]
     wrong = np.flatnonzero(predicted != y)
-    if chances is not None and len(wrong):
-        section.parts += _confident_errors(X, y, predicted, chances, wrong, include_texts)
+    if sure is not None and len(wrong):
+        section.parts += _confident_errors(X, y, predicted, sure, wrong, include_texts)
     return section
 
 
@@ -320,11 +333,10 @@ def _confident_errors(
     X: Any,
     y: NDArray[Any],
     predicted: NDArray[Any],
-    chances: NDArray[Any],
+    sure: NDArray[np.float64],
     wrong: NDArray[np.intp],
     include_texts: bool,
 ) -> list[Part]:
-    sure = chances.max(axis=1)
     worst = wrong[np.argsort(-sure[wrong], kind="stable")][:_ERRORS]
     header = ["row", "true", "predicted", "probability"]
     rows = [[str(i), str(y[i]), str(predicted[i]), f"{sure[i]:.3f}"] for i in worst]
