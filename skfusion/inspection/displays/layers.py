@@ -126,10 +126,7 @@ class LayerProfileDisplay:
         LayerProfileDisplay
             Drawn.
         """
-        arrays = {key: np.asarray(value, dtype=np.float64) for key, value in scores.items()}
-        if not arrays or any(array.ndim != 2 for array in arrays.values()):
-            shapes = {key: array.shape for key, array in arrays.items()}
-            raise ValueError(f"Scores must be arrays (n_layers, n_splits), got {shapes}.")
+        arrays = _score_arrays(scores)
         depth = max(map(len, arrays.values()))
         labels = [layer_label(k) for k in (range(depth) if layers is None else layers)]
         splits = {array.shape[1] for array in arrays.values()}
@@ -358,11 +355,9 @@ class LayerHeatmapDisplay:
         LayerHeatmapDisplay
             Drawn.
         """
-        arrays = {key: np.asarray(value, dtype=np.float64) for key, value in scores.items()}
-        if len({array.shape[1:] for array in arrays.values()}) != 1 or any(
-            array.ndim != 2 for array in arrays.values()
-        ):
-            shapes = {key: array.shape for key, array in arrays.items()}
+        arrays = _score_arrays(scores)
+        shapes = {key: array.shape for key, array in arrays.items()}
+        if len({n_splits for _, n_splits in shapes.values()}) != 1:
             raise ValueError(
                 f"Scores must be arrays (n_layers, n_splits) of the same splits, got {shapes}."
             )
@@ -564,10 +559,7 @@ class PoolingDisplay:
         PoolingDisplay
             Drawn.
         """
-        arrays = {key: np.asarray(value, dtype=np.float64) for key, value in scores.items()}
-        if any(array.ndim != 2 for array in arrays.values()) or not arrays:
-            shapes = {key: array.shape for key, array in arrays.items()}
-            raise ValueError(f"Scores must be arrays (n_layers, n_splits), got {shapes}.")
+        arrays = _score_arrays(scores)
         best = np.stack([array[np.argmax(array.mean(axis=1))] for array in arrays.values()])
         return cls(
             list(arrays),
@@ -695,6 +687,15 @@ class _Table:
         for cell, mark in zip(self.best, near, strict=True):
             marks[self.position(cell)] = mark
         return marks
+
+
+def _score_arrays(scores: Mapping[str, ArrayLike]) -> dict[str, Floats]:
+    """Return arrays (n_layers, n_splits), one at least."""
+    arrays = {key: np.asarray(value, dtype=np.float64) for key, value in scores.items()}
+    if not arrays or any(array.ndim != 2 for array in arrays.values()):
+        shapes = {key: array.shape for key, array in arrays.items()}
+        raise ValueError(f"Scores must be arrays (n_layers, n_splits), got {shapes}.")
+    return arrays
 
 
 def _padded(values: NDArray[Any], n: int) -> Floats:
