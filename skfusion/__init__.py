@@ -1,5 +1,6 @@
 """Hidden states of language models as scikit-learn features, one forward pass per text."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from .selection.subsets import ModelSubsetSearchCV
 
 __version__ = "0.1.0.dev0"
+
+# Silent unless the user asks: `logging.basicConfig(level="INFO")` says what is loaded, computed
+# and stored.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "PAPER_OPERATORS",

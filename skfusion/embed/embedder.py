@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 
 _WARNED: set[str | None] = set()  # fingerprints whose cut texts this process has heard of
+#: Of a call. A fitted embedder holds them in one dict, since `transform` must leave its attributes
+#: as they are.
+_NO_COUNTS = {"truncated": 0, "encoded": 0, "found": 0}
 _READ_BYTES = 2**29  # of vectors that are in memory together when all layers are looked at
 #: What fitting with "auto", "blend" or "mean" sets, and what it sets last: gone when another fit
 #: begins.
@@ -175,6 +178,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         ``verify()``.
     n_truncated_ : int
         How many texts of the last call were cut.
+    n_encoded_, n_found_ : int
+        How many different texts of the last call passed through the model, and how many were
+        found in the store. `fit_transform` and `precompute` are one call.
 
     See Also
     --------
@@ -378,6 +384,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             If vectors cannot be stored, or some were found damaged.
         """
         check_is_fitted(self)
+        self._counts.update(_NO_COUNTS)
         texts, progress = check_texts(X, missing=self.missing), bool(self.verbose)
         model = self.model
         if isinstance(model, Backbone) and not model._looks_like(self._spec.identity):
@@ -391,6 +398,28 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         else:
             vectors = self._encode(texts, self._columns(), self._stored, progress)
         return self._normalized(vectors, self._block_width())
+
+    def fit_transform(self, X: ArrayLike, y: Any = None) -> NDArray[np.float32]:
+        """Fit to texts and embed them: `fit`, and then `transform`.
+
+        Parameters
+        ----------
+        X : sequence of str of shape (n_texts,)
+            Texts, as in `fit`.
+        y : array-like or None, default=None
+            As in `fit`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n_texts, n_layers * n_poolings * hidden_size_)
+            As `transform` returns.
+        """
+        self.fit(X, y)
+        before = self._counts["encoded"]
+        vectors: NDArray[np.float32] = self.transform(X)
+        self._counts["encoded"] += before
+        self._counts["found"] = max(0, self._counts["found"] - before)
+        return vectors
 
     def precompute(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
         """Fill the store with the vectors of texts, showing a progress bar.
@@ -409,7 +438,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         LLMLayerEmbedder
             Itself; fitted, if it was not.
         """
-        if not self.__sklearn_is_fitted__():
+        if self.__sklearn_is_fitted__():
+            self._counts.update(_NO_COUNTS)
+        else:
             self._validate_params()
             self._fit(X, y, progress=bool(verbose))
         texts = check_texts(X, missing=self.missing)
@@ -451,6 +482,21 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         width = range(self._block_width())
         names = [f"{block}_{i}" for block in self.output_indices_ for i in width]
         return np.array(names, dtype=object)
+
+    @property
+    def n_truncated_(self) -> int:
+        """How many texts of the last call were cut."""
+        return self._counts["truncated"]
+
+    @property
+    def n_encoded_(self) -> int:
+        """How many different texts of the last call passed through the model."""
+        return self._counts["encoded"]
+
+    @property
+    def n_found_(self) -> int:
+        """How many different texts of the last call were found in the store."""
+        return self._counts["found"]
 
     @property
     def store_(self) -> VectorStore:
@@ -495,7 +541,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
         self.n_layers_, self.hidden_size_ = n_layers, source.width
-        self.n_truncated_ = 0
+        self._counts = dict(_NO_COUNTS)
         self._stored, self._spec = stored, spec
         self._averages = is_word(self.layer, "mean")
         if self._chooses():
@@ -637,7 +683,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             batch_tokens=self.batch_tokens,
             progress=progress,
         )
-        self.n_truncated_ = encoded.n_truncated
+        self._counts["truncated"] = encoded.n_truncated
+        # A call that reads more than fits the memory looks into the store several times.
+        self._counts["encoded"] += encoded.n_encoded
+        self._counts["found"] = max(0, encoded.n_different - self._counts["encoded"])
         # A search reads the same cut texts from the store hundreds of times: of those it is
         # enough to hear once per process.
         heard = store._fingerprint in _WARNED

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ from .texts import text_keys
 
 if TYPE_CHECKING:
     from .forward import Budget, ForwardPass
+
+_LOG = logging.getLogger(__name__)
 
 #: Texts that are tokenised, sorted and encoded together: enough for batches of like length, few
 #: enough that their token ids do not fill the memory.
@@ -140,6 +144,8 @@ class Encoded:
 
     vectors: NDArray[np.float32]  # (n_texts, len(columns) * width)
     n_truncated: int
+    n_different: int
+    n_encoded: int  # of the different texts, those that passed through the model
     newly_truncated: bool  # whether any of them was computed in this call
 
 
@@ -161,11 +167,21 @@ def encode(
     """
     run = _Run(texts, columns, stored, spec, store)
     run.read()
-    if not run.known.all():
-        run.compute(load(), batch_tokens, progress)
+    n_missing = int((~run.known).sum())
+    _LOG.debug("%s: %d of %d texts are stored", spec.model, len(run.texts) - n_missing, len(texts))
+    if n_missing:
+        backbone, started = load(), time.perf_counter()
+        run.compute(backbone, batch_tokens, progress)
+        seconds = time.perf_counter() - started
+        _LOG.info("%s: computed %d texts in %.1f s", spec.model, run.n_encoded, seconds)
         store._tidy()
-    out = run.out if len(run.texts) == len(texts) else run.out[run.inverse]
-    return Encoded(out, int(run.truncated[run.inverse].sum()), run.newly_truncated)
+    return Encoded(
+        vectors=run.out if len(run.texts) == len(texts) else run.out[run.inverse],
+        n_truncated=int(run.truncated[run.inverse].sum()),
+        n_different=len(run.texts),
+        n_encoded=run.n_encoded,
+        newly_truncated=run.newly_truncated,
+    )
 
 
 class _Run:
@@ -188,6 +204,7 @@ class _Run:
         self.out = np.empty((len(unique), len(columns) * spec.width), dtype=np.float32)
         self.truncated = np.zeros(len(unique), dtype=bool)
         self.known = np.zeros(len(unique), dtype=bool)
+        self.n_encoded = 0
         self.newly_truncated = False
 
     def read(self, rows: NDArray[np.intp] | None = None) -> None:
@@ -253,6 +270,7 @@ class _Run:
                 raise self._not_finite(int(rows[first]), vectors[first, :asked])
             self.out[rows] = vectors[:, :asked]
             self.known[rows] = True
+            self.n_encoded += len(rows)
             yield len(rows)
 
     def _not_finite(self, row: int, vector: NDArray[np.float32]) -> ValueError:

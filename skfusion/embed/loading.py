@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import logging
 import os
 import re
 import shutil
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -24,6 +26,7 @@ from .body import check_type, position_limit, shape, text_config
 from .digests import cache_folder, file_digest, folder_digest
 from .folders import MUST, describe, existing, look_into, sentence_settings, transformer_folder
 
+_LOG = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 #: Keys of `model_kwargs` that are set elsewhere, mean another model, write files or run code, by
@@ -387,8 +390,11 @@ def load(
         if key not in _LOADED:
             while len(_LOADED) >= _KEEP_LOADED:
                 _LOADED.popitem(last=False)
+            _LOG.info("loading %s on %s in %s", source.name, device, dtype)
+            started = time.perf_counter()
             folder = _converted(source) if source.gguf else source.location
             _LOADED[key] = _load(source, folder, device, dtype, model_kwargs or {})
+            _LOG.info("loaded %s in %.1f s", source.name, time.perf_counter() - started)
         _LOADED.move_to_end(key)
         return _LOADED[key]
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import json
+import logging
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from .session import session_folder
 from .shards import Column, DamagedShardError, Keys, Mask, Shard, UnmarkedError, Vectors
 from .texts import KEY_BYTES
 
+_LOG = logging.getLogger(__name__)
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
@@ -284,6 +286,7 @@ class VectorStore:
         """Store vectors as one shard; raises OSError where that cannot be."""
         folder = self._folder()
         shards.write_shard(folder, keys, truncated, columns)
+        _LOG.info("stored %d texts, %d vectors each, in %s", len(keys), len(columns), folder)
         about = folder / "about.json"
         if not os.path.lexists(about):
             # Only for people: nothing is decided by it.

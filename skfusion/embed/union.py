@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import TransformerMixin, _fit_context, clone
 from sklearn.utils import Bunch, _safe_indexing, get_tags
+from sklearn.utils._repr_html.estimator import _VisualBlock
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import _BaseComposition
@@ -377,6 +378,11 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
         # A data frame is made of a plain array.
         plain = _get_output_config("transform", self)["dense"] != "default"
         return np.asarray(joined) if plain else joined
+
+    def _sk_visual_block_(self) -> Any:
+        """Return what scikit-learn's diagram shows inside: the embedders, side by side."""
+        names, embedders = zip(*getattr(self, "embedders_", self.embedders), strict=True)
+        return _VisualBlock("parallel", embedders, names=names)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

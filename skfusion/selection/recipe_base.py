@@ -18,6 +18,7 @@ from sklearn.metrics import check_scoring, get_scorer_names
 from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, check_random_state, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils._repr_html.estimator import _VisualBlock
 from sklearn.utils.validation import (
     _check_sample_weight,
     _num_samples,
@@ -346,6 +347,14 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "seconds_")  # set last
+
+    def _sk_visual_block_(self) -> Any:
+        """Return what scikit-learn's diagram shows inside: once fitted, the pipeline."""
+        inside = [getattr(self, "pipeline_", None) or self.models]
+        parts = [part for part in inside if hasattr(part, "get_params")]
+        if not parts:
+            return _VisualBlock("single", self, names=type(self).__name__, name_details=str(self))
+        return _VisualBlock("parallel", parts, names=["pipeline_"], dash_wrapped=False)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -13,11 +13,12 @@ import pytest
 import torch
 from _support import tiny
 from _support.processes import PYTHONPATH, run_python
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from skfusion import LLMLayerEmbedder, TruncationWarning
+from skfusion import EmbedderUnion, LLMLayerEmbedder, StoreWarning, TruncationWarning
+from skfusion.embed.loading import release
 
 
 def test_tags(folder):
@@ -120,6 +121,59 @@ assert "transformers" not in sys.modules
 assert threading.active_count() == 1
 """
     assert run_python(code) == ""
+
+
+def test_what_a_call_computed_and_what_it_found_is_counted(folder, tmp_path, texts):
+    embedder = LLMLayerEmbedder(folder(), layer="blend", memory=tmp_path)
+    y = [i % 2 for i in range(len(texts))]
+
+    def counts():
+        return embedder.n_encoded_, embedder.n_found_
+
+    embedder.fit_transform([*texts, *texts], y * 2)
+    assert counts() == (len(texts), 0)
+    embedder.fit_transform(texts, y)
+    assert counts() == (0, len(texts))
+    embedder.transform(["new", "new", texts[0], texts[3]])
+    assert counts() == (1, 2)
+    embedder.precompute(["newer"], verbose=0)
+    assert counts() == (1, 0)
+    assert clone(embedder).set_params(layer=1).fit(texts).n_found_ == 0  # has read none
+
+
+def test_counts_where_nothing_can_be_stored_or_kept_in_memory(folder, tmp_path, texts, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr("skfusion.embed.embedder._READ_BYTES", 1)
+    embedder = LLMLayerEmbedder(folder(), layer="mean", memory=tmp_path / "file")
+    with pytest.warns(StoreWarning):
+        embedder.fit_transform(texts)
+    assert embedder.n_encoded_ >= len(texts) and embedder.n_found_ == 0
+
+
+def test_the_log_says_what_is_loaded_computed_and_stored(folder, tmp_path, caplog):
+    release()
+    with caplog.at_level("INFO", logger="skfusion"):
+        LLMLayerEmbedder(folder(), memory=tmp_path).fit_transform(["good", "bad"])
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "loading" in said and "on cpu in float32" in said
+    assert "computed 2 texts" in said and "stored 2 texts" in said and str(tmp_path) in said
+    caplog.clear()
+    with caplog.at_level("INFO", logger="skfusion"):
+        LLMLayerEmbedder(folder(), memory=tmp_path).fit_transform(["good", "bad"])
+    assert not caplog.records
+
+
+@pytest.mark.skipif(
+    not hasattr(BaseEstimator, "_get_fitted_attr_html"),
+    reason="this scikit-learn shows no fitted attributes",
+)
+def test_html_shows_layers_poolings_weights_and_counts(folder, texts):
+    embedder = LLMLayerEmbedder(folder(), layer="blend", pooling=["mean", "max"])
+    union = EmbedderUnion([("tiny", embedder)])
+    union.fit(texts, [i % 2 for i in range(len(texts))])
+    shown = union._repr_html_()
+    for name in ("layers_", "poolings_", "layer_weights_", "n_encoded_", "n_found_", "tiny"):
+        assert f">{name}<" in shown, name
 
 
 @pytest.mark.slow
