@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         compare_predictions,
         variance_components,
     )
-    from .inspection.cost import ModelCost, measure_costs
+    from .inspection.cost import measure_costs
     from .inspection.displays.fusions import FusionHeatmapDisplay
     from .inspection.displays.layers import (
         LayerHeatmapDisplay,
@@ -69,7 +69,6 @@ __all__ = [
     "LayerHeatmapDisplay",
     "LayerProfileDisplay",
     "LayerScores",
-    "ModelCost",
     "ModelSubsetSearchCV",
     "OptunaSearchCV",
     "PoolingDisplay",

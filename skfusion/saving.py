@@ -27,6 +27,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.utils import Bunch
+from sklearn.utils._optional_dependencies import check_pandas_support
 
 from . import _files
 from ._files import SCALARS, find, flat, is_compiled, is_plain, name_of
@@ -227,6 +228,17 @@ def _sparse(kind: Any) -> _Kind:
     return kind, lambda v: [v.data, v.indices, v.indptr, list(v.shape)], make
 
 
+def _frame_parts(frame: Any) -> list[Any]:
+    columns = [[name, frame[name].to_numpy()] for name in frame.columns]
+    return [frame.index.to_numpy(), frame.index.name, columns]
+
+
+def _make_frame(parts: list[Any]) -> Any:
+    pandas = check_pandas_support("Loading a model that holds a data frame")
+    index, name, columns = parts
+    return pandas.DataFrame(dict(columns), index=pandas.Index(index, name=name))
+
+
 _COMPRESSED = (sparse.csr_array, sparse.csc_array, sparse.csr_matrix, sparse.csc_matrix)
 _TORCH_DTYPES = {str(v)[6:]: v for v in vars(torch).values() if isinstance(v, torch.dtype)}
 #: The type of the values, how one is taken apart, and how it is made of its parts again.
@@ -260,8 +272,9 @@ _KINDS: dict[str, _Kind] = {
         lambda parts: joblib.Memory(**parts),
     ),
     **{kind.__name__: _sparse(kind) for kind in _COMPRESSED},
+    "frame": (None, _frame_parts, _make_frame),  # no type, so that pandas is not imported
 }
-_KIND_OF = {kind: name for name, (kind, _, _) in _KINDS.items()}
+_KIND_OF = {kind: name for name, (kind, _, _) in _KINDS.items() if kind is not None}
 #: End of a parameter's name: who is to be trusted, the values that need no trust, and why.
 _CODE = "which runs code that comes with a language model"
 _RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
@@ -301,8 +314,9 @@ class _Encoder:
             return ("same", self.numbers[id(value)])
         native = cls in (np.ndarray, np.memmap) and value.dtype != object
         base = next((base for base in (np.generic, np.dtype) if isinstance(value, base)), cls)
-        if base in _KIND_OF and not native:
-            kind = _KIND_OF[base]
+        frame = cls.__name__ == "DataFrame" and cls.__module__.startswith("pandas")
+        kind = "frame" if frame else _KIND_OF.get(base)
+        if kind is not None and not native:
             return (kind, self.encode(_KINDS[kind][1](value), where))
         self.numbers[id(value)] = len(self.numbers)
         self.kept.append(value)

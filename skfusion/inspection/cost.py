@@ -5,58 +5,27 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joblib.externals.loky import ProcessPoolExecutor
 from numpy.typing import ArrayLike
 from sklearn.base import clone
+from sklearn.utils._optional_dependencies import check_pandas_support
 
 from ..embed.embedder import LLMLayerEmbedder
 from ..embed.store import VectorStore
 from ..embed.texts import check_texts
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..embed.union import EmbedderUnion
-
-
-@dataclass(frozen=True)
-class ModelCost:
-    """What one model costs; as a number, ``float(cost)``, the seconds per text.
-
-    Attributes
-    ----------
-    load_seconds : float
-        Time until the weights are in memory and one text has passed; 0.0 for an embedder
-        without a language model.
-    seconds_per_text : float
-        Time to embed one text after that.
-    peak_bytes : float
-        Main memory that the process needed beyond what it had before; NaN on Windows, where it
-        is unknown. Memory of a GPU is not counted.
-    bytes_per_text : float
-        What the store keeps per text.
-
-    Examples
-    --------
-    >>> from skfusion import ModelCost
-    >>> float(ModelCost(1.0, 0.25, 2e6, 4096.0))
-    0.25
-    """
-
-    load_seconds: float
-    seconds_per_text: float
-    peak_bytes: float
-    bytes_per_text: float
-
-    def __float__(self) -> float:
-        return self.seconds_per_text
 
 
 def measure_costs(
     union: EmbedderUnion, texts: ArrayLike, y: ArrayLike | None = None
-) -> dict[str, ModelCost]:
+) -> pd.DataFrame:
     """Measure what each embedder of a union costs, with nothing loaded and nothing stored.
 
     Embedders run one after another, each in a new process, which alone shows the peak of its
@@ -74,23 +43,34 @@ def measure_costs(
 
     Returns
     -------
-    dict of str to ModelCost
-        By the embedders' names, without those that are dropped. `ModelSubsetSearchCV` takes it
-        as `cost`.
+    pandas.DataFrame
+        One row per embedder, by name, without those that are dropped. `ModelSubsetSearchCV` takes
+        it as `cost`, and `rank_models` as `costs`. The columns are
+
+        - ``load_seconds``: until the weights are in memory and one text has passed; 0.0 for an
+          embedder without a language model;
+        - ``seconds_per_text``: to embed one text after that;
+        - ``peak_bytes``: main memory that the process needed beyond what it had before; NaN on
+          Windows, where it is unknown. Memory of a GPU is not counted;
+        - ``bytes_per_text``: what the store keeps per text.
 
     Raises
     ------
     ValueError
         If there is no text.
+    ImportError
+        If pandas is not installed.
 
     Examples
     --------
     >>> from sklearn.feature_extraction.text import TfidfVectorizer
     >>> from skfusion import EmbedderUnion, measure_costs
     >>> union = EmbedderUnion([("words", TfidfVectorizer())])
-    >>> measure_costs(union, ["a good film", "a dull film"])["words"].bytes_per_text
+    >>> costs = measure_costs(union, ["a good film", "a dull film"])
+    >>> float(costs.loc["words", "bytes_per_text"])
     0.0
     """
+    pandas = check_pandas_support("measure_costs")
     rows = check_texts(texts)
     if not rows:
         raise ValueError("There are no texts to measure with. Give one at least.")
@@ -99,10 +79,11 @@ def measure_costs(
         if not (isinstance(embedder, str) and embedder == "drop"):
             with ProcessPoolExecutor(max_workers=1) as fresh:
                 costs[name] = fresh.submit(_measure, clone(embedder), rows, y).result()
-    return costs
+    frame: pd.DataFrame = pandas.DataFrame.from_dict(costs, orient="index")
+    return frame.rename_axis("model")
 
 
-def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
+def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> dict[str, float]:
     """Run one embedder; called in a process that has not run anything."""
     with tempfile.TemporaryDirectory(prefix="skfusion-cost-") as folder:
         store, warmup = Path(folder, "store"), Path(folder, "warmup")
@@ -119,12 +100,12 @@ def _measure(embedder: Any, texts: list[str], y: ArrayLike | None) -> ModelCost:
         embedder.fit_transform(texts, y)
         done = time.perf_counter()
         stored = VectorStore(store).info()["n_bytes"]
-    return ModelCost(
-        load_seconds=loaded - start if models else 0.0,
-        seconds_per_text=(done - loaded) / len(texts),
-        peak_bytes=_peak_memory() - memory_before,
-        bytes_per_text=stored / len(set(texts)),
-    )
+    return {
+        "load_seconds": loaded - start if models else 0.0,
+        "seconds_per_text": (done - loaded) / len(texts),
+        "peak_bytes": _peak_memory() - memory_before,
+        "bytes_per_text": stored / len(set(texts)),
+    }
 
 
 def language_models(embedder: Any) -> list[LLMLayerEmbedder]:

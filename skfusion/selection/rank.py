@@ -23,7 +23,7 @@ from ..embed.pooling import BLENDED_POOLINGS
 from ..embed.store import VectorStore
 from ..embed.texts import check_texts
 from ..embed.union import EmbedderUnion
-from ..inspection.cost import ModelCost, measure_costs
+from ..inspection.cost import measure_costs
 from ..linear.blending import draw_rows
 from ..linear.criteria import balanced_shares, softly_balanced
 from ..linear.ridge import leave_one_out, log_losses
@@ -94,7 +94,7 @@ def rank_models(
     *,
     task: Task = "auto",
     scoring: str | None = None,
-    costs: Mapping[str, ModelCost] | None = None,
+    costs: pd.DataFrame | None = None,
     memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
     max_length: int | None = None,
     random_state: int | np.random.RandomState | None = None,
@@ -123,9 +123,10 @@ def rank_models(
         How y is read, as by `LLMLayerEmbedder`.
     scoring : {"f1_macro", "accuracy", "balanced_accuracy", "r2"} or None, default=None
         The score. None is "f1_macro" for classes and labels and "r2" for numbers.
-    costs : mapping of str to ModelCost or None, default=None
-        What each model costs by name, as `measure_costs` returns. None measures it with 32 of the
-        texts, in a new process for each model.
+    costs : pandas.DataFrame or None, default=None
+        What each model costs, as `measure_costs` returns: a row by each name, with the columns
+        "seconds_per_text" and "bytes_per_text". None measures it with 32 of the texts, in a new
+        process for each model.
     memory : path-like, joblib.Memory, VectorStore or None, default=None
         Where vectors are stored, for models that have no `memory` of their own.
     max_length : int or None, default=None
@@ -151,7 +152,8 @@ def rank_models(
     Raises
     ------
     TypeError
-        If a model is none of these, or `texts` is not a container of texts.
+        If a model is none of these, `texts` is not a container of texts, or `costs` is no data
+        frame.
     ValueError
         If there are no models, two have one name, `scoring` does not go with y, y cannot be used,
         or `costs` misses a model.
@@ -179,12 +181,13 @@ def rank_models(
     Examples
     --------
     >>> from sklearn.feature_extraction.text import TfidfVectorizer
-    >>> from skfusion import ModelCost, rank_models
+    >>> import pandas as pd
+    >>> from skfusion import rank_models
     >>> texts = ["good film", "bad film", "good plot", "bad plot", "good scene", "bad scene"]
-    >>> free = ModelCost(0.0, 0.0, 0.0, 0.0)  # without it, measured in a process of its own
+    >>> costs = pd.DataFrame(0.0, ["words", "tiny"], ["seconds_per_text", "bytes_per_text"])
     >>> table = rank_models(
     ...     {"words": TfidfVectorizer(), "tiny": tiny_model}, texts, [1, 0, 1, 0, 1, 0],
-    ...     costs={"words": free, "tiny": free}, random_state=0,
+    ...     costs=costs, random_state=0,  # without costs, measured in processes of their own
     ... )
     >>> sorted(zip(table["model"], table["layer"]))
     [('tiny', '-1'), ('tiny', 'blend'), ('words', '')]
@@ -207,16 +210,21 @@ def rank_models(
     seen = read_array(y)[chosen]
     if costs is None:
         costs = _measure(embedders, rows, seen, rng)
-    missing = [name for name in embedders if name not in costs]
+    elif not isinstance(costs, pandas.DataFrame):
+        raise TypeError(
+            f"costs must be a data frame as skfusion.measure_costs returns, or None, got "
+            f"{type(costs).__name__}."
+        )
+    missing = [name for name in embedders if name not in costs.index]
     if missing:
         raise ValueError(
-            f"costs says nothing of {', '.join(map(repr, missing))}. Give a ModelCost for each of "
+            f"costs says nothing of {', '.join(map(repr, missing))}. Give a row for each of "
             f"{', '.join(embedders)}, or None to measure them."
         )
     table = []
     seed = int(rng.randint(2**31 - 1))  # the same draws for all models
     for model, embedder in embedders.items():
-        cost = costs[model]
+        cost = costs.loc[model]
         for layer, candidate in _candidates(embedder, named[model], task, seed):
             features = _features(candidate.fit_transform(rows, seen), layer)
             table.append(
@@ -224,8 +232,8 @@ def rank_models(
                     "model": model,
                     "layer": layer,
                     **_estimate(features, targets, score, np.random.RandomState(seed)),
-                    "seconds_per_1000_texts": 1000 * cost.seconds_per_text,
-                    "bytes_per_text": cost.bytes_per_text,
+                    "seconds_per_1000_texts": 1000 * float(cost["seconds_per_text"]),
+                    "bytes_per_text": float(cost["bytes_per_text"]),
                 }
             )
     frame = pandas.DataFrame(table).sort_values(
@@ -306,7 +314,7 @@ def _measure(
     texts: list[str],
     y: NDArray[Any],
     rng: np.random.RandomState,
-) -> dict[str, ModelCost]:
+) -> pd.DataFrame:
     sample = rng.permutation(len(texts))[:_MOST_TIMED]
     plain = [
         # What a pass costs and what it stores is the same for all layers.
@@ -317,7 +325,7 @@ def _measure(
     ]
     union = EmbedderUnion([(f"model{i}", model) for i, model in enumerate(plain)])
     measured = measure_costs(union, [texts[i] for i in sample], y[sample])
-    return dict(zip(embedders, measured.values(), strict=True))
+    return measured.set_axis(list(embedders))
 
 
 # --- estimates --------------------------------------------------------------------------------

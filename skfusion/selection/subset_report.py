@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..inspection.cost import ModelCost
 from ..inspection.stability import (
     complementarity,
     cvar,
@@ -19,10 +18,11 @@ from ..inspection.stability import (
 from .choice import Floats
 
 Subset = tuple[str, ...]
-SubsetCost = Mapping[str, Any] | Callable[[Subset], float] | None
+SubsetCost = Any  # a mapping or data frame by model, a function of a subset, or None
 
+_COST = "seconds_per_text"  # of what was measured, what is weighed against the score
 _MEASURED: dict[str, Callable[[list[float]], float]] = {
-    "seconds_per_text": sum,
+    _COST: sum,
     "bytes_per_text": sum,
     "peak_bytes": max,  # models run one after another
 }
@@ -36,21 +36,33 @@ def subset_costs(cost: SubsetCost, models: Subset, subsets: Sequence[Subset]) ->
     """
     if cost is None:
         return {"cost": np.array([float(len(subset)) for subset in subsets])}
-    if not isinstance(cost, Mapping):
+    if callable(cost):
         return {"cost": _finite([cost(subset) for subset in subsets])}
-    missing = [model for model in models if model not in cost]
+    table = getattr(cost, "ndim", 1) == 2
+    columns = _by_model(cost) if table else {"cost": dict(cost)}
+    missing = [model for model in models if model not in columns["cost"]]
     if missing:
         raise ValueError(
             f"cost says nothing of {', '.join(map(repr, missing))}. Give a number for each of "
             f"{', '.join(models)}."
         )
-    costs = {"cost": _finite([sum(float(cost[name]) for name in subset) for subset in subsets])}
-    if all(isinstance(cost[model], ModelCost) for model in models):
-        for field, gather in _MEASURED.items():
-            costs[field] = np.array(
-                [gather([getattr(cost[name], field) for name in subset]) for subset in subsets]
-            )
+    costs = {}
+    for name, by_model in columns.items():
+        gather = _MEASURED.get(name, sum)
+        values = [gather([float(by_model[model]) for model in subset]) for subset in subsets]
+        costs[name] = _finite(values) if name == "cost" else np.array(values)
     return costs
+
+
+def _by_model(frame: Any) -> dict[str, dict[str, Any]]:
+    """Return what `measure_costs` has measured, by its columns and then by model."""
+    columns = {name: frame[name].to_dict() for name in _MEASURED if name in frame}
+    if _COST not in columns:
+        raise ValueError(
+            f"cost is a data frame without a column {_COST!r}. Give what skfusion.measure_costs "
+            f"returns, or a mapping of each model's name to a number."
+        )
+    return {"cost": columns[_COST], **columns}
 
 
 def _finite(costs: Sequence[float]) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,8 +30,14 @@ from sklearn.model_selection._search import BaseSearchCV
 from sklearn.model_selection._validation import _fit_and_score
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_random_state, get_tags, indexable
+from sklearn.utils._optional_dependencies import check_pandas_support
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
-from sklearn.utils.validation import _check_method_params, _num_samples, validate_data
+from sklearn.utils.validation import (
+    _check_method_params,
+    _num_samples,
+    check_is_fitted,
+    validate_data,
+)
 
 from .._blocks import EmbeddingBlocks
 from .._boundaries import find_boundaries, frame_columns
@@ -43,6 +49,9 @@ from ..inspection.cost import language_models
 from ..inspection.stability import pareto_front
 from .choice import cheapest_within_one_error
 from .subset_report import Subset, SubsetCost, model_values, size_report, subset_costs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: The subsets of 12 models.
 _MOST_SUBSETS = 4095
@@ -78,10 +87,10 @@ class ModelSubsetSearchCV(BaseSearchCV):
           the largest size.
         - "shapley": all beginnings of `n_permutations` random orders of the models. It estimates
           what each of many models is worth.
-    cost : mapping of str to number or ModelCost, callable or None, default=None
-        What a subset costs: the sum over its models, for example of the seconds that
-        `skfusion.measure_costs` has measured, or what a callable returns for the
-        tuple of their names. None counts the models.
+    cost : pandas.DataFrame, mapping of str to number, callable or None, default=None
+        What a subset costs: the sum over its models of the seconds that `skfusion.measure_costs`
+        has measured (its data frame), or of the numbers of a mapping, or what a callable returns
+        for the tuple of their names. None counts the models.
     scoring : str, callable or None, default=None
         As for `GridSearchCV`, of one metric.
     cv : int, cross-validation generator, iterable or None, default=None
@@ -106,14 +115,14 @@ class ModelSubsetSearchCV(BaseSearchCV):
         As of `GridSearchCV`, one row per subset, with its models in "param_blocks", their number
         in "n_blocks", and its "cost"; where `cost` was measured, "seconds_per_text",
         "bytes_per_text" (both added up) and "peak_bytes" (the highest) too.
-    size_report_ : dict of str to ndarray of shape (n_sizes,)
+    size_report_ : pandas.DataFrame
         One row per "size": how many subsets were tried ("n_subsets"); "min", "median" and "max"
         of their mean scores; "expected_min", the minimum to be expected of as many of them as
         there are single models (or fewer, where they are fewer), and "expected_min_single", that
         of as many single models; "cvar", the mean of the worst quarter; "over_best_member" and
         "over_mean_member", by how much they are better than their best model alone, or than the
         mean of their models, on average; "harm_best" and "harm_mean", the fraction of them that
-        are worse than that.
+        are worse than that. Absent where pandas is not installed.
     shapley_ : dict of str to float
         The models' Shapley values: they add up to the score of all models minus that of a dummy
         that sees none. Exact where all subsets were tried, estimated by "shapley"; absent
@@ -180,7 +189,7 @@ class ModelSubsetSearchCV(BaseSearchCV):
         "estimator": [HasMethods(["fit"])],
         "sizes": ["array-like", None],
         "strategy": [StrOptions({"all", "greedy", "shapley"})],
-        "cost": [Mapping, callable, None],
+        "cost": [Mapping, HasMethods("to_dict"), callable, None],
         "scoring": [StrOptions(set(get_scorer_names())), callable, None],
         "cv": ["cv_object"],
         "n_jobs": [Integral, None],
@@ -291,6 +300,16 @@ class ModelSubsetSearchCV(BaseSearchCV):
         self._report(search.cv_results_, search.subsets, orders)
         return self
 
+    @property
+    def size_report_(self) -> pd.DataFrame:
+        """What subsets of each size reach."""
+        check_is_fitted(self)
+        try:
+            pandas = check_pandas_support("size_report_")
+        except ImportError as error:
+            raise AttributeError(str(error)) from error  # scikit-learn's HTML asks for all
+        return pandas.DataFrame(self._size_report)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         inner = get_tags(self.estimator)
@@ -366,7 +385,7 @@ class ModelSubsetSearchCV(BaseSearchCV):
         self.best_params_ = results["params"][self.best_index_]
         means, self.costs_ = results["mean_test_score"], results["cost"]
         self.pareto_ = pareto_front(means, self.costs_)
-        self.size_report_ = size_report(subsets, means)
+        self._size_report = size_report(subsets, means)
         self.__dict__.pop("shapley_", None)
         values = model_values(subsets, means, self.baseline_score_, orders)
         if values is not None:

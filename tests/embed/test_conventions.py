@@ -141,7 +141,9 @@ def test_what_a_call_computed_and_what_it_found_is_counted(folder, tmp_path, tex
     assert clone(embedder).set_params(layer=1).fit(texts).n_found_ == 0  # has read none
 
 
-def test_counts_where_nothing_can_be_stored_or_kept_in_memory(folder, tmp_path, texts, monkeypatch):
+def test_counts_where_nothing_can_be_stored_or_kept_in_memory(
+    folder, tmp_path, texts, monkeypatch
+):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr("skfusion.embed.embedder._READ_BYTES", 1)
     embedder = LLMLayerEmbedder(folder(), layer="mean", memory=tmp_path / "file")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,6 +138,20 @@ def test_masked_arrays():
 def test_values_that_parameters_take(value):
     ours = saved_and_loaded(value)
     assert type(ours) is type(value) and ours == value
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"seconds": [0.5, 0.25], "n": [1, 2]}, index=pd.Index(["a", "b"], name="m")),
+        pd.DataFrame({"word": ["x", None], 3: [True, False]}),
+        pd.DataFrame(),
+    ],
+)
+def test_data_frames(frame):
+    loaded, twice = saved_and_loaded([frame, np.ones(2), frame.copy()])[::2]
+    pd.testing.assert_frame_equal(loaded, frame, check_index_type=False, check_column_type=False)
+    pd.testing.assert_frame_equal(loaded, twice)
 
 
 def test_joblib_memory_needs_trust(tmp_path):

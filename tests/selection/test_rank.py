@@ -14,26 +14,24 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, r2_score
 from sklearn.preprocessing import FunctionTransformer
 
-from skfusion import LLMLayerEmbedder, ModelCost, rank_models
+from skfusion import LLMLayerEmbedder, rank_models
 from skfusion.selection import rank
+from skfusion.selection.rank import name_models
 
-FREE = ModelCost(0.0, 0.0, 0.0, 0.0)
 TEXTS = tiny_texts(60)
 LABELS = np.array(["neg", "pos"])[[len(text) % 2 for text in TEXTS]]
 
 
-class Free(dict):
-    """A cost of nothing, whatever the model."""
-
-    def __missing__(self, name: str) -> ModelCost:
-        return FREE
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
 def ranked(models, texts=TEXTS, y=LABELS, **options) -> pd.DataFrame:
-    return rank_models(models, texts, y, **{"costs": Free(), "random_state": 0, **options})
+    if "costs" not in options:
+        options["costs"] = costs_of(name_models(models))
+    return rank_models(models, texts, y, **{"random_state": 0, **options})
+
+
+def costs_of(names, seconds=0.0, stored=0.0) -> pd.DataFrame:
+    """Return what `measure_costs` would."""
+    columns = {"seconds_per_text": seconds, "bytes_per_text": stored}
+    return pd.DataFrame(columns, index=list(names))
 
 
 def columns(array: np.ndarray) -> FunctionTransformer:
@@ -129,7 +127,7 @@ def test_the_model_that_knows_comes_first():
     y = np.arange(60) % 2
     texts = [f"{'good' if i % 2 else 'bad'} {text}" for i, text in enumerate(TEXTS)]
     models = {"length": FunctionTransformer(lengths), "words": TfidfVectorizer()}
-    table = ranked(models, texts, y, costs={"length": FREE, "words": ModelCost(9, 0.002, 9, 4)})
+    table = ranked(models, texts, y, costs=costs_of(models, [0, 0.002], [0, 4]))
     assert table["model"].tolist() == ["words", "length"]
     assert table["score"].is_monotonic_decreasing
     assert table.loc[0, ["seconds_per_1000_texts", "bytes_per_text"]].tolist() == [2, 4]
@@ -190,9 +188,8 @@ def test_costs_are_measured_once_a_model(folder, monkeypatch):
 
     def measure(union, texts, y):
         asked.append((union, texts, y))
-        return {
-            name: ModelCost(1.0, i + 1.0, 0.0, 5.0) for i, (name, _) in enumerate(union.embedders)
-        }
+        names = [name for name, _ in union.embedders]
+        return costs_of(names, np.arange(1.0, len(names) + 1), 5.0)
 
     monkeypatch.setattr(rank, "measure_costs", measure)
     models = {"tiny": LLMLayerEmbedder(folder(), layer="auto"), "words": TfidfVectorizer()}
@@ -222,7 +219,8 @@ WRONG = [
     ({"y": ["a", "b"]}, ValueError, "inconsistent"),
     ({"scoring": "r2"}, ValueError, "one of f1_macro, accuracy, .*'binary'"),
     ({"scoring": "roc_auc"}, ValueError, "scoring='roc_auc'"),
-    ({"costs": {}}, ValueError, "nothing of 'tfidfvectorizer'"),
+    ({"costs": pd.DataFrame()}, ValueError, "nothing of 'tfidfvectorizer'"),
+    ({"costs": {}}, TypeError, "must be a data frame .* got dict"),
     ({"texts": "a text"}, TypeError, "str"),
 ]
 

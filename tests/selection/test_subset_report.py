@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from skfusion.inspection.cost import ModelCost
 from skfusion.selection.choice import cheapest_within_one_error
 from skfusion.selection.subset_report import subset_costs
 
@@ -40,12 +40,23 @@ def test_of_a_single_fold_only_the_best_is_good():
 
 
 def test_measured_costs_add_up_but_for_the_peak_of_memory():
-    measured = {"a": ModelCost(9.0, 0.5, 2e9, 100.0), "b": ModelCost(9.0, 0.25, 3e9, 10.0)}
+    measured = pd.DataFrame(
+        {"seconds_per_text": [0.5, 0.25], "peak_bytes": [2e9, 3e9], "bytes_per_text": [100, 10]},
+        index=["a", "b"],
+    )
     costs = subset_costs(measured, ("a", "b"), [("a",), ("a", "b")])
     assert costs["cost"].tolist() == costs["seconds_per_text"].tolist() == [0.5, 0.75]
     assert costs["bytes_per_text"].tolist() == [100, 110]
     assert costs["peak_bytes"].tolist() == [2e9, 3e9]
-    plain = subset_costs({"a": 1, "b": measured["b"]}, ("a", "b"), [("a", "b")])
+    with pytest.raises(ValueError, match="says nothing of 'c'"):
+        subset_costs(measured, ("a", "c"), [("a",)])
+    with pytest.raises(ValueError, match="without a column 'seconds_per_text'"):
+        subset_costs(measured[["peak_bytes"]], ("a", "b"), [("a",)])
+
+
+@pytest.mark.parametrize("kind", [dict, pd.Series])
+def test_numbers_by_model(kind):
+    plain = subset_costs(kind({"a": 1, "b": 0.25}), ("a", "b"), [("a", "b")])
     assert plain["cost"].tolist() == [1.25] and list(plain) == ["cost"]
 
 
