@@ -27,6 +27,8 @@ from ._tables import Table, TableError, check_target, name_lines, read_table, wr
 
 if TYPE_CHECKING:
     from .embed.embedder import LLMLayerEmbedder
+    from .recipe import FusionClassifier
+    from .selection.optuna_search import OptunaSearchCV
 
 P = ParamSpec("P")
 
@@ -157,10 +159,20 @@ def fit(
     scoring: Annotated[
         str, typer.Option(help="What it should be good at, as scikit-learn names it.")
     ] = "f1_macro",
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Search one layer, pooling and operator instead of blending all."
+        ),
+    ] = False,
+    trials: Annotated[int, typer.Option(min=1, help="Combinations that --search tries.")] = 50,
     max_length: MaxLength = None,
     memory: Memory = None,
     time_budget: Annotated[
-        float | None, typer.Option(min=0, help="Seconds for all that comes after the first fit.")
+        float | None,
+        typer.Option(
+            min=0, help="Seconds for all that comes after the first fit, or for new trials."
+        ),
     ] = None,
     format: Format = None,
     skip_bad_rows: Skip = False,
@@ -185,7 +197,7 @@ def fit(
     if report is not None:
         _check_report(report)
     store = _memory(memory)
-    classifier = FusionClassifier(
+    classifier: Any = FusionClassifier(
         model,
         max_length=max_length,
         scoring=scoring,
@@ -194,12 +206,14 @@ def fit(
         random_state=seed,
         verbose=0 if quiet else 1,
     )
+    if search:
+        classifier = _search(classifier, labels, trials)
     if not quiet:
         _say_estimates(model, texts, max_length, store)
     started = time.perf_counter()
     classifier.fit(texts, labels)
     if save is not None:
-        save_model(classifier, save)
+        save_model(getattr(classifier, "best_estimator_", classifier), save)
     if report is not None:
         write_report(classifier, report, X=texts, y=labels, include_texts=include_texts)
     if as_json:
@@ -207,10 +221,8 @@ def fit(
             {
                 "n_rows": len(texts),
                 "classes": classifier.classes_.tolist(),
-                "models": classifier.model_weights_,
                 "scoring": scoring,
-                "scores": classifier.scores_.tolist(),
-                "baseline_scores": classifier.baseline_scores_.tolist(),
+                **(_found(classifier) if search else _blended(classifier)),
                 "seconds": time.perf_counter() - started,
                 "saved": None if save is None else str(save),
                 "report": None if report is None else str(report),
@@ -218,7 +230,7 @@ def fit(
             }
         )
     else:
-        typer.echo(classifier.summary())
+        typer.echo(_search_summary(classifier, scoring) if search else classifier.summary())
     if save is not None and not quiet:
         say(f"saved: {save}; next: skfusion predict {save} DATA -o predictions.csv")
 
@@ -527,6 +539,50 @@ def _bad_parameters() -> Iterator[None]:
         raise BadInput(str(error)) from error
 
 
+# --- what is fitted ------------------------------------------------------------------------------
+
+
+def _search(recipe: FusionClassifier, labels: Sequence[str], n_trials: int) -> OptunaSearchCV:
+    """Return a search for one layer and pooling of each model, and how they are fused."""
+    from sklearn.pipeline import Pipeline
+
+    from .embed.embedder import LLMLayerEmbedder
+    from .embed.pooling import POOLINGS
+    from .embed.union import EmbedderUnion
+    from .fusion.transformer import FusionTransformer
+    from .selection.head import FusionHead
+    from .selection.optuna_search import OptunaSearchCV
+    from .selection.rank import name_models
+    from .selection.spaces import fusion_space
+
+    rarest = min(Counter(labels).values())
+    if rarest < 2:
+        raise BadInput("--search needs two rows of each label, to train on one and test on one.")
+    seed, verbose, limit = recipe.random_state, recipe.verbose, recipe.max_length
+    embedders = {
+        name: LLMLayerEmbedder(model, max_length=limit, verbose=verbose)
+        for name, model in name_models(recipe.models).items()
+    }
+    union = EmbedderUnion(list(embedders.items()), memory=recipe.memory)
+    steps = [
+        ("embed", union),
+        ("fuse", FusionTransformer(random_state=seed)),
+        ("head", FusionHead(scoring=recipe.scoring, random_state=seed)),
+    ]
+    with _bad_parameters():
+        space = fusion_space(union, poolings=list(POOLINGS))
+    return OptunaSearchCV(
+        Pipeline(steps),
+        space,
+        n_trials=n_trials,
+        timeout=recipe.time_budget,
+        scoring=recipe.scoring,
+        cv=min(5, rarest),
+        random_state=seed,
+        verbose=verbose,
+    )
+
+
 # --- what is said --------------------------------------------------------------------------------
 
 
@@ -563,6 +619,41 @@ def _estimate(embedder: LLMLayerEmbedder, model: str, sample: list[str], n_texts
         return f"{words}; most are stored already"
     seconds = loaded - started + (time.perf_counter() - loaded) / fresh * todo
     return f"{words}, about {_duration(seconds)}"
+
+
+def _blended(classifier: Any) -> dict[str, Any]:
+    return {
+        "models": classifier.model_weights_,
+        "scores": classifier.scores_.tolist(),
+        "baseline_scores": classifier.baseline_scores_.tolist(),
+    }
+
+
+def _found(search: Any) -> dict[str, Any]:
+    from .inspection.candidates import read_candidates
+
+    found = read_candidates(search)
+    chosen = found.rows.index(search.best_index_)
+    return {
+        "params": search.best_params_,
+        "n_trials": search.n_trials_,
+        "scores": found.scores[chosen].tolist(),
+    }
+
+
+def _search_summary(search: Any, scoring: str) -> str:
+    from .inspection.candidates import half_intervals, read_candidates
+
+    found = read_candidates(search)
+    scores = found.scores[found.rows.index(search.best_index_)]
+    half = float(half_intervals(scores[np.newaxis], found.test_fraction)[0])
+    lines = [
+        f"best of {search.n_trials_} trials, {search.n_splits_} folds",
+        f"{scoring}: {scores.mean():.3f} ± {half:.3f} (95 % interval over the folds; being the "
+        f"best of many, it flatters)",
+        *(f"  {name}: {value}" for name, value in search.best_params_.items()),
+    ]
+    return "\n".join(lines)
 
 
 def _print_json(value: Any) -> None:

@@ -51,7 +51,7 @@ ALLOWED = {
     "selection": COMMON | {"matplotlib", "optuna", "pandas", "scipy", "tqdm"},
     "recipe": COMMON,
     "saving": COMMON | {"scipy", "torch"},
-    "cli": {"numpy", "platformdirs", "typer"},
+    "cli": {"numpy", "platformdirs", "sklearn", "typer"},
 }
 #: Imported where they are used, so that the package works without them or starts fast.
 LATE = {"matplotlib", "optuna", "pandas", "pyarrow", "scikit_posthocs", "skops", "transformers"}

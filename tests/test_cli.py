@@ -77,6 +77,25 @@ def test_fit_and_predict(
     np.testing.assert_allclose(table.column("p_yes"), fitted.predict_proba(TEXTS)[:, 1])
 
 
+def test_a_search_tries_layers_and_saves_the_best_pipeline(
+    data: str, model: str, memory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, page = tmp_path / "model", tmp_path / "report.md"
+    options = ["-m", model, "-m", model, "--memory", memory, "--search", "--trials", "3", "-q"]
+    assert run(["fit", data, *options, "--save", str(saved), "--report", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "best of 3 trials, 5 folds" in out
+    assert "layer: " in out and "fuse__operator: " in out
+    assert "Confusion matrix" in page.read_text()
+    assert run(["fit", data, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["n_trials"] == 3 and len(found["scores"]) == 5
+    assert load(saved).get_params()["fuse__operator"] == found["params"]["fuse__operator"]
+    few = written(tmp_path, ["text,label", "good,yes", "fine,yes", "bad,no"])
+    assert run(["fit", few, *options]) == 2
+    assert "two rows of each label" in capsys.readouterr().err
+
+
 def test_json_is_the_only_thing_on_the_standard_output(
     data: str, model: str, memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
