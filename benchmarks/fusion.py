@@ -85,7 +85,9 @@ def fetched_models() -> list[str]:
     return [name for name in MODELS if name != "mpnet" or target_folder(name).exists()]
 
 
-def embed(name: str, n_rows: int, models: list[str], memory: Path) -> Vectors:
+def embed(
+    name: str, n_rows: int, models: list[str], memory: Path, max_length: int = 256
+) -> Vectors:
     """Take a sample without classes that are too rare to be split, and embed it."""
     rows = read_sample(name, n_rows)
     rows = rows[rows.groupby("label")["label"].transform("size") >= 8]
@@ -93,7 +95,7 @@ def embed(name: str, n_rows: int, models: list[str], memory: Path) -> Vectors:
     for model in models:
         wanted, pooling = MODELS[model]
         embedder = LLMLayerEmbedder(
-            model_path(model), layer=wanted, pooling=pooling, max_length=256, memory=memory
+            model_path(model), layer=wanted, pooling=pooling, max_length=max_length, memory=memory
         )
         X = embedder.fit_transform(rows["text"])
         cuts = embedder.output_indices_.values()

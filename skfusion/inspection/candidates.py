@@ -41,6 +41,11 @@ class Candidates:
             )
         return found[0]
 
+    def labels(self, parameter: str, estimator: Any) -> list[str]:
+        """Return each candidate's value of a parameter; where it sets none, the estimator's."""
+        own = estimator.get_params(deep=True).get(parameter)
+        return [label(params.get(parameter, own)) for params in self.params]
+
     def best_of(self, keys: Sequence[Hashable | None]) -> dict[Any, int]:
         """Return the position of the best candidate of each key, in the order of keys.
 

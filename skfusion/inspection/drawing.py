@@ -46,11 +46,12 @@ def note(ax: Any, *lines: str) -> None:
     """Write small print under a picture."""
     text = "\n".join(line for line in lines if line)
     if text:
+        below = ax.xaxis.label  # which is itself below the longest of the ticks' labels
         ax.annotate(
             text,
             (0, 0),
-            xycoords="axes fraction",
-            xytext=(0, -44),
+            xycoords=("axes fraction", below),
+            xytext=(0, -6),
             textcoords="offset points",
             va="top",
             fontsize="small",

@@ -1,4 +1,4 @@
-"""Comparisons against formulas by hand, scipy and simulations."""
+"""Comparisons against formulas by hand, scipy, statsmodels and simulations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
@@ -18,6 +21,9 @@ from sklearn.model_selection import (
     RepeatedStratifiedKFold,
     ShuffleSplit,
 )
+from statsmodels.regression.mixed_linear_model import MixedLM
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
 
 from skfusion import compare, compare_all, compare_predictions, variance_components
 from skfusion.inspection.candidates import read_candidates
@@ -143,6 +149,7 @@ def test_mcnemar_is_exact_and_its_interval_that_of_bonett_and_price() -> None:
     half = stats.norm.ppf(0.975) * np.sqrt((gain + loss - (gain - loss) ** 2) / 52)
     assert (found.low, found.high) == pytest.approx((gain - loss - half, gain - loss + half))
     assert found.method == "McNemar's exact test"
+    assert found.p_value == pytest.approx(mcnemar([[30, 3], [10, 7]], exact=True).pvalue)
 
 
 def test_fifty_rows_are_said_to_be_too_few() -> None:
@@ -209,6 +216,12 @@ def test_holm_by_hand() -> None:
     assert holm([0.9, 0.8]).tolist() == [1, 1]
 
 
+@settings(max_examples=10)  # statsmodels takes a tenth of a second for each
+@given(hnp.arrays(np.float64, st.integers(1, 12), elements=st.floats(0, 1)))
+def test_holm_is_that_of_statsmodels(p_values: np.ndarray) -> None:
+    np.testing.assert_allclose(holm(p_values), multipletests(p_values, method="holm")[1])
+
+
 def test_several_are_compared_in_pairs_or_with_one() -> None:
     scores = {"a": [0.1, 0.2, 0.3], "b": [0.2, 0.2, 0.4], "c": [0.6, 0.8, 0.7]}
     each = compare_all(scores)
@@ -257,6 +270,18 @@ def test_balanced_tables_give_the_classical_estimates(rng: np.random.Generator) 
     found = variance_components(table, ["a", "b"])
     assert found["variance"].to_dict() == pytest.approx(expected)
     assert found["share"].sum() == pytest.approx(1)
+
+
+def test_the_share_of_groups_is_that_of_a_mixed_model_of_statsmodels(
+    rng: np.random.Generator,
+) -> None:
+    groups = np.repeat(np.arange(12), 8)
+    scores = rng.normal(size=12)[groups] + rng.normal(size=96)
+    table = pd.DataFrame({"model": groups, "score": scores})
+    found = variance_components(table, ["model"])["variance"]
+    fitted = MixedLM(scores, np.ones(96), groups).fit(reml=True)
+    assert found["model"] == pytest.approx(float(np.asarray(fitted.cov_re)[0, 0]), rel=1e-4)
+    assert found["residual"] == pytest.approx(fitted.scale, rel=1e-4)
 
 
 def test_unbalanced_tables_give_the_true_variances_on_average(rng: np.random.Generator) -> None:

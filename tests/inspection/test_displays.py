@@ -173,6 +173,16 @@ def test_failed_candidates_are_left_out_and_said() -> None:
         LayerProfileDisplay.from_cv_results(nothing)
 
 
+def test_candidates_without_a_layer_have_no_place() -> None:
+    fitted = search([{**GRID, "layer": [0, 2]}, {"C": [0.1]}, {"layer": [1], "C": [0.1]}])
+    assert LayerProfileDisplay.from_cv_results(fitted).layers == ["0", "1", "2"]
+    heat = LayerHeatmapDisplay.from_cv_results(fitted)
+    # Where a candidate sets no pooling, it is the estimator's.
+    assert (list(heat.rows), list(heat.layers)) == (["mean", "last"], ["0", "1", "2"])
+    poolings = PoolingDisplay.from_cv_results(fitted)
+    assert [len(np.asarray(means)) for means in poolings.means] == [3, 2]
+
+
 def test_a_single_split_is_drawn_without_intervals() -> None:
     fitted = search(cv=ShuffleSplit(1, test_size=0.5, random_state=0))
     for display in (

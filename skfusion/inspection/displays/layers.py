@@ -174,7 +174,7 @@ class LayerProfileDisplay:
         """
         found = read_candidates(search)
         parameter = found.parameter("layer", layer)
-        lines = [label(params.get(by)) if by else found.metric for params in found.params]
+        lines = found.labels(by, search.estimator) if by else [found.metric] * len(found.params)
         table = _Table.of(found, lines, [params.get(parameter) for params in found.params])
         chosen = getattr(search, "best_params_", {}).get(parameter)
         return cls(
@@ -405,7 +405,7 @@ class LayerHeatmapDisplay:
         columns, rows = found.parameter("layer", layer), found.parameter("pooling", by)
         table = _Table.of(
             found,
-            [label(params.get(rows)) for params in found.params],
+            found.labels(rows, search.estimator),
             [params.get(columns) for params in found.params],
         )
         return cls(
@@ -593,8 +593,12 @@ class PoolingDisplay:
         """
         found = read_candidates(search)
         rows, columns = found.parameter("pooling", pooling), found.parameter("layer", layer)
+        named = zip(found.labels(rows, search.estimator), found.params, strict=True)
         cells = found.best_of(
-            [(label(params.get(rows)), label(params.get(columns))) for params in found.params]
+            [
+                None if params.get(columns) is None else (row, label(params[columns]))
+                for row, params in named
+            ]
         )
         scores: dict[str, list[Floats]] = {}
         for (name, _), i in cells.items():
@@ -658,8 +662,12 @@ class _Table:
 
     @classmethod
     def of(cls, found: Candidates, rows: Sequence[str], layers: Sequence[Any]) -> _Table:
-        keys = [(row, label(layer)) for row, layer in zip(rows, layers, strict=True)]
-        distinct = {label(layer): layer for layer in layers}
+        """Make it; candidates without a layer, those that leave the model out, have no place."""
+        keys = [
+            None if layer is None else (row, label(layer))
+            for row, layer in zip(rows, layers, strict=True)
+        ]
+        distinct = {label(layer): layer for layer in layers if layer is not None}
         return cls(found.best_of(keys), sorted(distinct.values(), key=layer_order))
 
     @property
