@@ -12,7 +12,8 @@ and models cost in use. `OptunaSearchCV` then takes the cheapest candidate that 
 standard error of the best. The study is kept in a file, and is stopped and gone on with on the
 way.
 
-The picture shows all trials, the Pareto front and the choice, and how the best score rose.
+The picture shows all trials with their 95 % intervals over the folds, the Pareto front and the
+choice, and how the best score rose.
 """
 
 import argparse
@@ -33,10 +34,9 @@ from skfusion import (
     FusionTransformer,
     LLMLayerEmbedder,
     OptunaSearchCV,
+    TradeoffDisplay,
     fusion_space,
 )
-
-COLOURS = {"minilm": "tab:orange", "smol": "tab:blue", "minilm+smol": "tab:green"}
 
 # %%
 # The pipeline and its cost
@@ -94,28 +94,18 @@ def search(
 # -----------
 
 
-def draw(result: OptunaSearchCV, front: np.ndarray) -> Figure:
+def draw(result: OptunaSearchCV) -> Figure:
     """Draw score against cost, and the best score so far by trial."""
-    scores, costs = (result.cv_results_[key] for key in ("mean_test_score", "mean_cost"))
-    params = result.cv_results_["params"]
-    kept = ["+".join(m for m in ("minilm", "smol") if f"embed__{m}" not in p) for p in params]
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    for models, colour in COLOURS.items():
-        mine = [i for i, name in enumerate(kept) if name == models]
-        left.scatter(costs[mine], scores[mine], s=22, color=colour, alpha=0.7, label=models)
-    score, cost = front.T
-    left.step(cost, score, where="post", color="0.4", linewidth=1, label="Pareto front")
-    chosen = (costs[result.best_index_], scores[result.best_index_])
-    left.scatter(*chosen, s=180, marker="*", color="black", zorder=3, label="chosen")
+    layer = "embed__minilm__layer"
+    TradeoffDisplay.from_cv_results(result, cost="mean_cost", label_by=layer, ax=left)
     left.set_xscale("symlog", linthresh=1)
-    left.set(xlabel="million multiplications a token", ylabel="macro-F1, cross-validated")
-    left.legend()
-    numbers = result.cv_results_["trial_number"]
+    left.set(xlabel="million multiplications a token", title="trials; numbers: layer of MiniLM")
+    numbers, scores = (result.cv_results_[key] for key in ("trial_number", "mean_test_score"))
     right.plot(numbers, scores, ".", color="0.6")
     right.plot(numbers, np.maximum.accumulate(scores), color="black")
     right.set(xlabel="trial", title="best score so far")
-    left.set_title("each trial's score and cost")
     return figure
 
 
@@ -140,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for score, cost in front:
         print(f"  macro-F1 {score:.3f} at {cost:6.1f} million multiplications a token")
     print(f"chosen: {result.best_params_} {result.best_score_:.3f}")
-    draw(result, np.array(front)).savefig(args.out, dpi=150)
+    draw(result).savefig(args.out, dpi=150)
     print(f"picture: {args.out.resolve()}")
 
 

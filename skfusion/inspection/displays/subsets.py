@@ -482,7 +482,7 @@ def _is_numeric(values: Any) -> bool:
 
 def _candidate_name(params: Mapping[str, Any], by: str | None) -> str:
     if by is not None:
-        return label(params.get(by))
+        return label(params[by]) if by in params else ""
     if set(params) == {"blocks"}:
         return " + ".join(params["blocks"])
     return ", ".join(f"{key.split('__')[-1]} {label(value)}" for key, value in params.items())
