@@ -44,6 +44,7 @@ from skfusion import (
 
 #: The layer in a pair: the last of a sentence encoder, a middle one of a decoder.
 MODELS = {"minilm": ("minilm-l6", -1), "smol": ("smollm2-135m", 10), "gemma": ("gemma3-270m", 9)}
+TITLES = {2: "layers", 3: "operators", 4: "poolings", 5: "cost"}
 POOLINGS = ["mean", "mean_no_first", "last", "max"]
 
 # %%
@@ -95,25 +96,34 @@ def make_grid(
 # store. `measure_costs` runs each model on a few texts, in a process that has nothing loaded.
 
 
-def draw(search: GridSearchCV, models: Sequence[str], seconds: dict[str, float]) -> Figure:
-    """Draw all four, each row one figure of the paper."""
-    figure = Figure(figsize=(5 * len(models), 15), layout="constrained")
-    rows = figure.subfigures(4, 1, hspace=0.08, height_ratios=[4, 1 + len(models), 3, 4])
-    for k, wanted in ((0, LayerProfileDisplay), (2, PoolingDisplay)):
-        axes = rows[k].subplots(1, len(models), sharey=True)
-        for axis, name in zip(axes, models, strict=True):
-            layer, pooling = f"embed__{name}__layer", f"embed__{name}__pooling"
-            if wanted is LayerProfileDisplay:
-                LayerProfileDisplay.from_cv_results(search, layer=layer, by=pooling, ax=axis)
-            else:
-                PoolingDisplay.from_cv_results(search, layer=layer, pooling=pooling, ax=axis)
-            axis.set_title(name)
-    FusionHeatmapDisplay.from_cv_results(search, ax=rows[1].subplots())
-    draw_costs(search, models, seconds, rows[3].subplots())
-    titles = ("2: layers", "3: operators", "4: poolings", "5: cost")
-    for row, title in zip(rows, titles, strict=True):
-        row.suptitle(f"Figure {title}", weight="bold")
+def draw(
+    search: GridSearchCV, models: Sequence[str], seconds: dict[str, float], wanted: Sequence[int]
+) -> Figure:
+    """Draw some of the paper's figures, each in a row of its own."""
+    heights = {2: 4, 3: 1 + len(models), 4: 3, 5: 4}
+    ratios = [heights[number] for number in wanted]
+    figure = Figure(figsize=(5 * len(models), 1.02 * sum(ratios)), layout="constrained")
+    rows = np.atleast_1d(figure.subfigures(len(wanted), 1, hspace=0.08, height_ratios=ratios))
+    for number, row in zip(wanted, rows, strict=True):
+        if number == 3:
+            FusionHeatmapDisplay.from_cv_results(search, ax=row.subplots())
+        elif number == 5:
+            draw_costs(search, models, seconds, row.subplots())
+        else:
+            draw_each_model(search, models, number, row.subplots(1, len(models), sharey=True))
+        row.suptitle(f"Figure {number}: {TITLES[number]}", weight="bold")
     return figure
+
+
+def draw_each_model(search: GridSearchCV, models: Sequence[str], number: int, axes: Any) -> None:
+    """Draw layers or poolings of each model beside each other."""
+    for axis, name in zip(axes, models, strict=True):
+        layer, pooling = f"embed__{name}__layer", f"embed__{name}__pooling"
+        if number == 2:
+            LayerProfileDisplay.from_cv_results(search, layer=layer, by=pooling, ax=axis)
+        else:
+            PoolingDisplay.from_cv_results(search, layer=layer, pooling=pooling, ax=axis)
+        axis.set_title(name)
 
 
 def draw_costs(
@@ -145,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw the paper's Figures 2 to 5.")
     parser.add_argument("--data", type=Path, default=CARRIED_DATA, help="csv with text,label")
     parser.add_argument("--out", type=Path, default=Path("inspection.png"), metavar="PNG")
+    parser.add_argument("--figures", type=int, nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--quick", action="store_true", help="two models, few layers, 2 folds")
     args = parser.parse_args(argv)
     texts, labels = read_rows(args.data)
@@ -162,10 +173,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         # A fold has fewer rows than the narrowest block has columns, which is what it says.
         warnings.simplefilter("ignore", ProjectionWarning)
         search.fit(texts, labels)
-    seconds = measure_costs(union, texts[:30])["seconds_per_text"].to_dict()
+    measured = measure_costs(union, texts[:30]) if 5 in args.figures else {"seconds_per_text": {}}
+    seconds = dict(measured["seconds_per_text"])
     n_fits = len(search.cv_results_["params"]) * search.n_splits_
     print(f"{n_fits} fits; best: {search.best_score_:.3f} with {search.best_params_}")
-    draw(search, models, seconds).savefig(args.out, dpi=120)
+    draw(search, models, seconds, args.figures).savefig(args.out, dpi=120)
     print(f"picture: {args.out.resolve()}")
 
 

@@ -1,8 +1,7 @@
 """Fusion of real models on real texts, by the protocol of benchmarks/fusion.py.
 
-Three of its data sets, cut at 64 tokens instead of 256: passes of long texts took half of all the
-time of all tests. What the benchmark found on five, at full length, is in
-benchmarks/results/fusion.json.
+Three of its data sets, cut at 64 tokens instead of 256: passes of long texts took half of the time
+of all tests. What the benchmark found on five, at full length, stands in benchmarks/README.md.
 """
 
 from __future__ import annotations
