@@ -319,7 +319,7 @@ def write_file(target: str | Path, content: bytes) -> None:
     except BaseException as error:
         Path(scratch).unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise TableError(
+            raise OSError(
                 f"{target} was not written: {error.strerror or error}. Nothing is left of it."
             ) from error
         raise

@@ -277,6 +277,30 @@ def test_what_fails_later_has_exit_code_1(
     assert not saved.exists()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_of_vectors_that_do_not_fit_the_disk_nothing_is_left(
+    data: str,
+    model: str,
+    memory: str,
+    tmp_path: Path,
+    suffix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / f"vectors.{suffix}"
+    arguments = ["embed", data, "-m", model, "--memory", memory, "-q", "-o", str(target)]
+    assert run(arguments) == 0
+    before = target.read_bytes()
+    monkeypatch.setattr("skfusion._tables.os.fsync", full)
+    assert run(arguments) == 1
+    assert "was not written: No space left on device" in capsys.readouterr().err
+    assert target.read_bytes() == before
+    assert [path.name for path in tmp_path.glob(f"*vectors.{suffix}*")] == [target.name]
+
+
 # --- as a process --------------------------------------------------------------------------------
 
 

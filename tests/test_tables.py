@@ -178,7 +178,7 @@ def test_a_full_disk_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TableError, match="was not written: No space left"):
+    with pytest.raises(OSError, match="was not written: No space left"):
         write_table({"text": ["after"]}, target)
     assert Path(target).read_text() == "text\nbefore\n"
     assert len(list(tmp_path.iterdir())) == 1

@@ -18,8 +18,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 QUIET = "#777777"
 TIED = "within one standard error of the best"
-#: Cells of a heat map beyond which numbers would not be legible.
-_MOST_NUMBERS = 160
+#: Cells and columns of a heat map beyond which numbers would not be legible.
+_MOST_NUMBERS, _MOST_NUMBERED_COLUMNS = 160, 20
 
 
 def axes(display: Any, ax: Any, size: tuple[float, float] = (6.4, 4.0)) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ def heatmap(
     else:
         limits, colours = (float(known.min()), float(known.max())), "cividis"
     image = ax.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
-    if values.size <= _MOST_NUMBERS:
+    if values.size <= _MOST_NUMBERS and values.shape[1] <= _MOST_NUMBERED_COLUMNS:
         size = "small" if values.shape[1] <= 10 else "x-small"
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
