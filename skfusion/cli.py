@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 FAILED, BAD_INPUT = 1, 2
-REPORT_SUFFIXES = (".html", ".htm", ".md")
 _KNOWN = (MemoryError, OSError, ImportError, RuntimeError, TypeError, ValueError)
 _SAMPLED = 32  # texts that costs are estimated from
 
@@ -510,8 +509,10 @@ def _check_folder(folder: Path) -> None:
 
 def _check_report(path: Path) -> None:
     """Refuse a report that cannot be written, before any work."""
-    if path.suffix.lower() not in REPORT_SUFFIXES:
-        raise BadInput(f"--report {path} must end in {' or '.join(REPORT_SUFFIXES)}.")
+    from .inspection.report import SUFFIXES
+
+    if path.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"--report {path} must end in {' or '.join(SUFFIXES)}.")
     if not path.absolute().parent.is_dir():
         raise BadInput(f"There is no folder {path.absolute().parent} for {path}.")
 
@@ -551,8 +552,8 @@ def _search(recipe: FusionClassifier, labels: Sequence[str], n_trials: int) -> O
     from .embed.union import EmbedderUnion
     from .fusion.transformer import FusionTransformer
     from .selection.head import FusionHead
+    from .selection.names import name_models
     from .selection.optuna_search import OptunaSearchCV
-    from .selection.rank import name_models
     from .selection.spaces import fusion_space
 
     rarest = min(Counter(labels).values())

@@ -267,7 +267,7 @@ def test_numbers_are_predicted():
         ({}, np.linspace(0, 1, 10), ValueError, "Unknown label type"),
         ({"models": []}, [0, 1] * 5, ValueError, "Give one at least"),
         ({"models": [3]}, [0, 1] * 5, TypeError, "A model must be"),
-        ({"models": [("a", Noise()), ("a", Noise())]}, [0, 1] * 5, ValueError, "named 'a'"),
+        ({"models": [("a", Noise()), ("a", Noise())]}, [0, 1] * 5, ValueError, "name 'a'"),
         ({"head": Ridge()}, [0, 1] * 5, ValueError, "head="),
         ({"subset": "some"}, [0, 1] * 5, ValueError, "subset"),
     ],
@@ -280,11 +280,11 @@ def test_what_cannot_work_is_refused(change, y, error, match):
 
 def test_models_get_names_of_their_own(folder):
     path = folder("llama")
-    from skfusion.selection.recipe_plan import name_models
+    from skfusion.selection.names import name_models
 
-    names = [name for name, _ in name_models([path, path, "org/some__model", Noise()])]
+    names = list(name_models([path, path, "org/some__model", Noise()]))
     last = path.rsplit("/", 1)[-1]
-    assert names == [last, f"{last}_2", "some_model", "noise"]
+    assert names == [last, f"{last}-2", "some_model", "noise"]
 
 
 def test_the_union_gives_a_part_of_itself(fitted):

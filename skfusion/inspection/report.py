@@ -39,7 +39,7 @@ _ERRORS = 10  # that are shown
 _MOST_CLASSES = 25  # of a confusion matrix that is shown cell by cell
 _TOP = 10  # candidates of a search
 _PACKAGES = ("skfusion", "scikit-learn", "torch", "transformers", "numpy", "skorch", "optuna")
-_SUFFIXES = {".html": "html", ".htm": "html", ".md": "markdown"}
+SUFFIXES = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 
 # --- parts of a document -----------------------------------------------------------------------
@@ -138,9 +138,9 @@ def report(
     True
     """
     target = Path(path)
-    kind = _SUFFIXES.get(target.suffix.lower())
+    kind = SUFFIXES.get(target.suffix.lower())
     if kind is None:
-        raise ValueError(f"path={str(path)!r} must end in {', '.join(_SUFFIXES)}.")
+        raise ValueError(f"path={str(path)!r} must end in {', '.join(SUFFIXES)}.")
     if (X is None) != (y is None):
         raise ValueError("Give both X and y, the rows that it was fitted on, or neither.")
     check_is_fitted(fitted)

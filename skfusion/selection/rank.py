@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -28,6 +27,7 @@ from ..linear.blending import draw_rows
 from ..linear.criteria import balanced_shares, softly_balanced
 from ..linear.ridge import leave_one_out, log_losses
 from ..linear.scaling import fit_scaler
+from .names import name_models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,6 +196,11 @@ def rank_models(
     """
     pandas = check_pandas_support("rank_models")
     rng = check_random_state(random_state)
+    if isinstance(models, str | os.PathLike | Backbone) or not isinstance(models, Iterable):
+        raise TypeError(
+            f"models must be a list of models or a mapping of names to models, got "
+            f"{type(models).__name__}: {models!r}. Put it in a list."
+        )
     named = name_models(models)
     embedders = {
         name: _as_embedder(model, memory, max_length, verbose) for name, model in named.items()
@@ -244,42 +249,6 @@ def rank_models(
 
 
 # --- models -----------------------------------------------------------------------------------
-
-
-def name_models(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-    """Return models by name; those without one are named by their id, folder or class.
-
-    >>> list(name_models(["org/some-model", "folder/model.gguf", ("words", None), "other/model"]))
-    ['some-model', 'model', 'words', 'model-2']
-    """
-    if isinstance(models, Mapping):
-        named = dict(models)
-    elif isinstance(models, str | os.PathLike | Backbone) or not isinstance(models, Iterable):
-        raise TypeError(
-            f"models must be a list of models or a mapping of names to models, got "
-            f"{type(models).__name__}: {models!r}. Put it in a list."
-        )
-    else:
-        named = {}
-        for model in models:
-            pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], str)
-            name, model = tuple(model) if pair else (_default_name(model), model)
-            if pair and name in named:
-                raise ValueError(f"Two models have the name {name!r}. Give each its own.")
-            same = sum(other == name or other.startswith(f"{name}-") for other in named)
-            named[f"{name}-{same + 1}" if name in named else name] = model
-    if not named:
-        raise ValueError("There are no models. Give one at least.")
-    return named
-
-
-def _default_name(model: Any) -> str:
-    if isinstance(model, LLMLayerEmbedder):
-        model = model.model
-    if isinstance(model, str | os.PathLike):
-        path = PurePath(os.fspath(model))
-        return (path.stem if path.suffix == ".gguf" else path.name) or str(path)
-    return type(model).__name__.lower()
 
 
 def _as_embedder(model: Any, memory: Any, max_length: int | None, verbose: int) -> Any:

@@ -32,13 +32,13 @@ from ..embed.texts import as_sequence, splittable
 from ..embed.union import EmbedderUnion
 from ..fusion.transformer import FusionTransformer
 from ..inspection.cost import language_models
+from .names import name_models
 from .recipe_plan import (
     TFIDF,
     Clock,
     Plan,
     baseline_rows,
     make_words,
-    name_models,
     score,
     splits,
     takes_texts,
@@ -168,8 +168,10 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         self.seconds_ = {**clock.seconds, "all": time.perf_counter() - clock.started}
 
     def _plan(self, seed: int) -> Plan:
+        given_models = self.models if isinstance(self.models, list | tuple) else [self.models]
         embedders = [
-            (name, self._embedder(model, seed)) for name, model in name_models(self.models)
+            (name, self._embedder(model, seed))
+            for name, model in name_models(given_models).items()
         ]
         names = [name for name, _ in embedders]
         given = set(names)

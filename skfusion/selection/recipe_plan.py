@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from sklearn.utils.validation import _num_samples
 from .._blocks import EmbeddingBlocks
 from .._targets import CLASSES, Targets
 from ..embed.backbone import Backbone
-from ..embed.embedder import LLMLayerEmbedder
 from ..embed.texts import as_sequence
 from ..embed.union import EmbedderUnion
 from ..fusion.transformer import FusionTransformer
@@ -155,42 +152,11 @@ def _has_words(X: Any) -> bool:
     return any(analyse(text) for text in as_sequence(X) if isinstance(text, str))
 
 
-def name_models(models: Any) -> list[tuple[str, Any]]:
-    """Return named models: of one by itself, a list of them, or of pairs."""
-    given = list(models) if isinstance(models, list | tuple) else [models]
-    if not given:
-        raise ValueError("models=[] names no model. Give one at least.")
-    made: dict[str, Any] = {}
-    for entry in given:
-        named = isinstance(entry, list | tuple) and len(entry) == 2
-        name, model = entry if named else (None, entry)
-        name = _unique(_name(model), made) if name is None else name
-        if name in made:
-            raise ValueError(f"Two models are named {name!r}. Give them different names.")
-        made[name] = model
-    return list(made.items())
-
-
 def takes_texts(model: Any) -> bool:
     """Whether a model takes texts, and not tables."""
     if isinstance(model, str | os.PathLike | Backbone):
         return True
     return not hasattr(model, "__sklearn_tags__") or bool(get_tags(model).input_tags.string)
-
-
-def _name(model: Any) -> str:
-    """Return a name for a model: the end of its id or path, or its class's name."""
-    if isinstance(model, LLMLayerEmbedder):
-        model = model.model
-    if isinstance(model, str | os.PathLike):
-        last = re.split(r"[/\\]", os.fspath(model).rstrip("/\\"))[-1]
-        return re.sub(r"__+", "_", last) or "model"
-    return type(model).__name__.lower()
-
-
-def _unique(name: str, taken: Container[str]) -> str:
-    tries = chain([name], (f"{name}_{i}" for i in count(2)))
-    return next(one for one in tries if one not in taken)
 
 
 def baseline_rows(plan: Plan, X: Any) -> Any:

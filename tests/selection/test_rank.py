@@ -16,7 +16,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from skfusion import LLMLayerEmbedder, rank_models
 from skfusion.selection import rank
-from skfusion.selection.rank import name_models
+from skfusion.selection.names import name_models
 
 TEXTS = tiny_texts(60)
 LABELS = np.array(["neg", "pos"])[[len(text) % 2 for text in TEXTS]]

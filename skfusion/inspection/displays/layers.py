@@ -205,18 +205,8 @@ class LayerProfileDisplay:
         LayerProfileDisplay
             Drawn, one line per pooling: scores of "auto", weights of "blend".
         """
-        values, name, chosen = _layer_values(estimator, model)
-        poolings = list(dict.fromkeys(pooling for _, pooling in values))
-        layers = sorted({layer for layer, _ in values})
-        return cls(
-            [str(layer) for layer in layers],
-            {
-                pooling: np.array([values.get((layer, pooling), np.nan) for layer in layers])
-                for pooling in poolings
-            },
-            chosen=chosen,
-            name=name,
-        ).plot(ax)
+        layers, profiles, name, chosen = _layer_values(estimator, model)
+        return cls(layers, profiles, chosen=chosen, name=name).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw.
@@ -436,16 +426,9 @@ class LayerHeatmapDisplay:
         LayerHeatmapDisplay
             Drawn.
         """
-        values, name, _ = _layer_values(estimator, model)
-        poolings = list(dict.fromkeys(pooling for _, pooling in values))
-        layers = sorted({layer for layer, _ in values})
-        return cls(
-            np.array([[values.get((k, p), np.nan) for k in layers] for p in poolings]),
-            poolings,
-            [str(layer) for layer in layers],
-            name=name,
-            row_name="pooling",
-        ).plot(ax)
+        layers, profiles, name, _ = _layer_values(estimator, model)
+        values = np.stack(list(profiles.values()))
+        return cls(values, list(profiles), layers, name=name, row_name="pooling").plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw.
@@ -714,8 +697,8 @@ def _padded(values: NDArray[Any], n: int) -> Floats:
 
 def _layer_values(
     estimator: Any, model: str | None
-) -> tuple[dict[tuple[int, str], float], str, str | None]:
-    """Return values by layer and pooling, what they are, and the chosen layer."""
+) -> tuple[list[str], dict[str, Floats], str, str | None]:
+    """Return layers, their values by pooling, what these are, and the chosen layer."""
     found = [
         (name, part)
         for name, part in fitted_parts(estimator)
@@ -731,13 +714,24 @@ def _layer_values(
         raise ValueError(f"model={model!r} is none of the embedders {', '.join(names)}.")
     part = found[0 if model is None else names.index(model)][1]
     if hasattr(part, "layer_weights_"):
-        return _by_layer(part.layer_weights_), "weight", None
-    (column,) = part.output_indices_
-    return _by_layer(part.layer_scores_), "score, nats per row", str(_parse(column)[0])
-
-
-def _by_layer(values: Mapping[str, float]) -> dict[tuple[int, str], float]:
-    return {_parse(name): float(value) for name, value in values.items()}
+        found_values, name, chosen = part.layer_weights_, "weight", None
+    else:
+        (column,) = part.output_indices_
+        found_values, name = part.layer_scores_, "score, nats per row"
+        chosen = str(_parse(column)[0])
+    values = {_parse(block): float(value) for block, value in found_values.items()}
+    layers = sorted({layer for layer, _ in values})
+    poolings = dict.fromkeys(pooling for _, pooling in values)
+    profiles = {
+        pooling: np.array([values.get((layer, pooling), np.nan) for layer in layers])
+        for pooling in poolings
+    }
+    return (
+        [str(layer) for layer in layers],
+        profiles,
+        name,
+        None if chosen is None else str(chosen),
+    )
 
 
 def _parse(name: str) -> tuple[int, str]:
