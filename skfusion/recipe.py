@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import (
@@ -25,8 +23,8 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _ensure_no_complex_data
 
 from ._targets import CLASSES, Targets, Task, read_targets
+from .embed.embedder import Memory
 from .embed.pooling import BLENDED_POOLINGS
-from .embed.store import VectorStore
 from .neural.regressor import FusionMLPRegressor
 from .selection.head import FusionHead
 from .selection.recipe_base import BaseFusion, last_has
@@ -74,7 +72,7 @@ class FusionClassifier(ClassifierMixin, BaseFusion):
     time_budget : float or None, default=None
         Seconds for what comes after the first complete fit: choosing models and cross-validation.
         0 skips both.
-    memory : path-like, joblib.Memory, VectorStore or None, default=None
+    memory : path-like, joblib.Memory, VectorStore, None or False, default=None
         Where vectors are stored, as for `LLMLayerEmbedder`.
     n_jobs : int or None, default=None
         How many models embed at the same time, through joblib.
@@ -157,7 +155,7 @@ class FusionClassifier(ClassifierMixin, BaseFusion):
         subset: str = "auto",
         cv: int | None = 5,
         time_budget: float | None = None,
-        memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
+        memory: Memory = None,
         n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -344,7 +342,7 @@ class FusionRegressor(RegressorMixin, BaseFusion):
         subset: str = "auto",
         cv: int | None = 5,
         time_budget: float | None = None,
-        memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
+        memory: Memory = None,
         n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,

@@ -32,7 +32,7 @@ from sklearn.utils._optional_dependencies import check_pandas_support
 from . import _files
 from ._files import SCALARS, find, flat, is_compiled, is_plain, name_of
 from .embed.backbone import Backbone
-from .embed.embedder import LLMLayerEmbedder
+from .embed.embedder import LLMLayerEmbedder, Memory
 from .embed.store import VectorStore
 from .embed.union import EmbedderUnion
 from .fusion.registry import OPERATORS
@@ -117,13 +117,16 @@ def save(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
 
 
 def load(
-    path: str | os.PathLike[str], *, trusted: Iterable[type | Callable[..., Any]] = ()
+    path: str | os.PathLike[str],
+    *,
+    trusted: Iterable[type | Callable[..., Any]] = (),
+    memory: Memory = False,
 ) -> Any:
     """Read an estimator that `save` has written.
 
     Only known classes are restored and no code from the folder runs, so that a folder from
-    elsewhere is refused rather than obeyed. A loaded embedder does read language models from,
-    and store vectors in, the places that the folder names.
+    elsewhere is refused rather than obeyed. A loaded embedder does read language models from
+    the places that the folder names.
 
     Parameters
     ----------
@@ -135,12 +138,16 @@ def load(
         `LLMLayerEmbedder`, where a model may run code of its own (``trust_remote_code``, also
         among what a search tries); a `Pipeline` with ``memory``, and `joblib.Memory` for any
         other, as such caches hold pickles; `OptunaSearchCV` with a ``storage``.
+    memory : path-like, joblib.Memory, VectorStore, None, False or "saved", default=False
+        Where its fitted embedders store vectors from now on, as `LLMLayerEmbedder` takes it.
+        False keeps nothing of new texts, as is right for serving; "saved" is what they were
+        saved with. The parameters by which it would be fitted again stay as they were.
 
     Returns
     -------
     estimator
-        As it was saved: the same numbers in the same memory order. A warning says if another
-        version of scikit-learn or skfusion wrote it.
+        As it was saved, but for `memory`: the same numbers in the same memory order. A warning
+        says if another version of scikit-learn or skfusion wrote it.
 
     Raises
     ------
@@ -175,13 +182,19 @@ def load(
         contents = _files.contents(folder, (_ABOUT, _MODEL))
         for warning in _other_versions(contents[_ABOUT]):
             warnings.warn(warning, stacklevel=2)
-        return _Decoder({name_of(thing): thing for thing in things}).read(contents[_MODEL])
+        decoder = _Decoder({name_of(thing): thing for thing in things})
+        loaded = decoder.read(contents[_MODEL])
     except Warning:  # of someone who wants them to be errors
         raise
     except Exception as error:  # a made-up file can bring up any, of any class it names
         why = f"It is damaged, or was changed since it was saved: {type(error).__name__}: {error}."
         why = str(error) if isinstance(error, LoadError) else why
         raise LoadError(f"{folder} is not loaded. {why}") from error
+    if memory != "saved":
+        for part in decoder.objects:
+            if isinstance(part, LLMLayerEmbedder) and part.__sklearn_is_fitted__():
+                part.set_params(memory=memory)
+    return loaded
 
 
 def _versions() -> dict[str, str]:
@@ -281,7 +294,11 @@ _RISKS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "trust_remote_code": (LLMLayerEmbedder, lambda v: v in (None, False), _CODE),
     "attn_implementation": (LLMLayerEmbedder, lambda v: "/" not in repr(v), _CODE),
     "model_kwargs": (LLMLayerEmbedder, lambda v: not v or {*v} == {"attn_implementation"}, _CODE),
-    "memory": (joblib.Memory, lambda v: isinstance(v, VectorStore | None), "a cache of pickles"),
+    "memory": (
+        joblib.Memory,
+        lambda v: v is False or isinstance(v, VectorStore | None),
+        "a cache of pickles",
+    ),
     "storage": (OptunaSearchCV, lambda v: v is None, "where it would write a study"),
 }
 

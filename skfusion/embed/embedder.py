@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval, Options, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from .._targets import TASKS, Targets, Task, require_y
@@ -31,12 +31,14 @@ from .loading import describe_kwargs, load, resolve, resolve_again, resolve_devi
 from .pooling import POOLINGS
 from .session import session_folder
 from .shards import Column
-from .store import VectorStore
+from .store import NoStore, VectorStore
 from .texts import Missing, check_texts, encodable
 
 if TYPE_CHECKING:
     import torch
 
+#: What the parameter `memory` takes.
+Memory: TypeAlias = str | os.PathLike[str] | joblib.Memory | VectorStore | Literal[False] | None
 
 _WARNED: set[str | None] = set()  # fingerprints whose cut texts this process has heard of
 #: Of a call. A fitted embedder holds them in one dict, since `transform` must leave its attributes
@@ -123,10 +125,12 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         what the checkpoint says. Pooling and output are float32 always.
     batch_tokens : int or "auto", default="auto"
         Largest number of tokens of a batch, padding counted. It is halved when memory runs out.
-    memory : path-like, joblib.Memory, VectorStore or None, default=None
+    memory : path-like, joblib.Memory, VectorStore, None or False, default=None
         Where vectors are stored. None is a temporary folder shared with joblib's workers and
-        removed at exit. A `VectorStore` can have a size limit, and says which layers and poolings
-        a pass stores and how exactly; by default all of them.
+        removed at exit. With False nothing is read or written, and only what is asked for is
+        computed: for serving, and for texts that must not leave a trace. A `VectorStore` can have
+        a size limit, and says which layers and poolings a pass stores and how exactly; by default
+        all of them.
     missing : {"error", "empty"}, default="error"
         What to do with None and NaN: raise, or take them for "".
     normalize : bool, default=False
@@ -258,7 +262,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         "device": "no_validation",
         "dtype": "no_validation",
         "batch_tokens": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "memory": [str, os.PathLike, joblib.Memory, VectorStore, None],
+        "memory": [str, os.PathLike, joblib.Memory, VectorStore, None, Options(bool, {False})],
         "missing": [StrOptions({"error", "empty"})],
         "normalize": ["boolean"],
         "revision": [str, None],
@@ -282,7 +286,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         batch_tokens: int | str = "auto",
-        memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
+        memory: Memory = None,
         missing: Missing = "error",
         normalize: bool = False,
         revision: str | None = None,
@@ -312,6 +316,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         self.verbose = verbose
 
     _blend: Blend | None = None  # set by layer="blend" alone
+    _held: dict[str, Backbone]  # with memory=False, the model, which stays loaded as long as this
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
@@ -396,7 +401,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             scales = self.layer_means_, self.layer_stds_
             vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
         else:
-            vectors = self._encode(texts, self._columns(), self._stored, progress)
+            stored = self._stored if self.store_._writes else []
+            vectors = self._encode(texts, self._columns(), stored, progress)
         return self._normalized(vectors, self._block_width())
 
     def fit_transform(self, X: ArrayLike, y: Any = None) -> NDArray[np.float32]:
@@ -444,8 +450,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self._validate_params()
             self._fit(X, y, progress=bool(verbose))
         texts = check_texts(X, missing=self.missing)
-        for _ in self._read(texts, bool(verbose)):
-            pass
+        if self.store_._writes:
+            for _ in self._read(texts, bool(verbose)):
+                pass
         return self
 
     def count_tokens(self, X: ArrayLike) -> NDArray[np.int64]:
@@ -505,7 +512,9 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         return self._memory()._scoped(self._spec.fingerprint(), self._spec.about())
 
     def _memory(self) -> VectorStore:
-        return self.memory if isinstance(self.memory, VectorStore) else VectorStore(self.memory)
+        if isinstance(self.memory, VectorStore):
+            return self.memory
+        return NoStore() if self.memory is False else VectorStore(self.memory)
 
     def _fit(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
         """Do the work of `fit`."""
@@ -541,7 +550,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
         self.n_layers_, self.hidden_size_ = n_layers, source.width
-        self._counts = dict(_NO_COUNTS)
+        self._counts, self._held = dict(_NO_COUNTS), {}
         self._stored, self._spec = stored, spec
         self._averages = is_word(self.layer, "mean")
         if self._chooses():
@@ -644,7 +653,10 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
                 "trust_remote_code or model_kwargs has changed since fit. Call fit again."
             )
         device = resolve_device(self.device)
-        return load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
+        model = load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
+        if self.memory is False:  # it runs in each call, perhaps in turns with other models
+            self._held["model"] = model
+        return model
 
     def _reader(self, texts: list[str], columns: list[Column], progress: bool) -> Read:
         """Return what reads columns again and again, of memory where they all have room there."""
@@ -662,7 +674,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         """Yield the vectors of one column after the other, after at most one pass for all."""
         known = self._columns()
         columns = known if columns is None else columns
-        stored = [*known, *self._stored]
+        stored = [*known, *self._stored] if self.store_._writes else []
         step = self._most_columns(texts)
         for start in range(0, len(columns), step):
             part = list(columns[start : start + step])
@@ -711,8 +723,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
     def __getstate__(self) -> Mapping[str, Any]:
         if self.memory is None:
             session_folder()  # workers look for it, so it must exist before they are sent this
-        state: Mapping[str, Any] = super().__getstate__()
-        return state
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_held": {}} if "_held" in state else state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         spec = state.get("_spec")

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .backbone import Backbone, Source
 from .body import check_type, position_limit, shape, text_config
@@ -304,6 +305,8 @@ def _commit(name: str, revision: str | None, subfolder: str) -> str:
 # The model used last stays loaded, so that the clones of a search do not load it again.
 _LOADED: OrderedDict[tuple[str, ...], Backbone] = OrderedDict()
 _KEEP_LOADED = 1
+# Those that someone else still holds, such as an embedder that serves.
+_ALIVE: WeakValueDictionary[tuple[str, ...], Backbone] = WeakValueDictionary()
 _LOAD_LOCK = threading.Lock()
 
 
@@ -387,15 +390,16 @@ def load(
     described = describe_kwargs(model_kwargs, source.trust_remote_code)
     key = (source.identity, device, dtype, str(described))
     with _LOAD_LOCK:
+        if (alive := _ALIVE.get(key)) is not None:
+            return alive
         if key not in _LOADED:
             while len(_LOADED) >= _KEEP_LOADED:
                 _LOADED.popitem(last=False)
             _LOG.info("loading %s on %s in %s", source.name, device, dtype)
             started = time.perf_counter()
             folder = _converted(source) if source.gguf else source.location
-            _LOADED[key] = _load(source, folder, device, dtype, model_kwargs or {})
+            _LOADED[key] = _ALIVE[key] = _load(source, folder, device, dtype, model_kwargs or {})
             _LOG.info("loaded %s in %.1f s", source.name, time.perf_counter() - started)
-        _LOADED.move_to_end(key)
         return _LOADED[key]
 
 

@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
+_MODES = ("rw", "r")
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
 _FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
 _ABOUT_BYTES = 2**20  # of about.json that are read
@@ -80,6 +81,8 @@ class VectorStore:
     dtype : {"auto", "float32", "float16"}, default="auto"
         "auto" rounds a vector to float16 where the error is at most 1e-3 of its norm and no value
         reaches 6e4; others stay float32. What is returned is what is stored, cold or warm.
+    mode : {"rw", "r"}, default="rw"
+        "r" reads and changes nothing: vectors that are not stored are computed, and kept nowhere.
 
     Examples
     --------
@@ -105,12 +108,14 @@ class VectorStore:
         layers: str | list[int | float] = "all",
         poolings: str | list[str] = "all",
         dtype: str = "auto",
+        mode: str = "rw",
     ) -> None:
         self.location = location
         self.size_limit = size_limit
         self.layers = layers
         self.poolings = poolings
         self.dtype = dtype
+        self.mode = mode
 
     def __repr__(self) -> str:
         shown = {name: repr(getattr(self, name)) for name in self._defaults()}
@@ -205,12 +210,22 @@ class VectorStore:
     def _check(self) -> None:
         """Refuse parameters that would fail when something is stored; `fit` calls it."""
         self._limit_bytes()
+        if self.mode not in _MODES:
+            raise ValueError(
+                f"VectorStore(mode=...): mode must be 'rw' (read and write) or 'r' (read only); "
+                f"got {self.mode!r}."
+            )
         location = self._root_location()
         if location is not None and (not isinstance(location, str) or "\0" in location):
             raise ValueError(
                 f"VectorStore(location=...): location must be the path of a folder, a "
                 f"joblib.Memory or None; got {location!r}."
             )
+
+    @property
+    def _writes(self) -> bool:
+        """Whether what is computed is kept."""
+        return self.mode != "r"
 
     def _root_location(self) -> str | None:
         """Return the folder that was asked for, or None for the session's."""
@@ -270,7 +285,7 @@ class VectorStore:
                         out[target, i * width : (i + 1) * width] = vectors
                         found.missing[i, target] = False
             with contextlib.suppress(OSError):
-                if abs(time.time() - path.stat().st_mtime) > _USED_SECONDS:
+                if self._writes and abs(time.time() - path.stat().st_mtime) > _USED_SECONDS:
                     os.utime(path)  # used now: eviction goes by this time
         except UnmarkedError as error:
             _warn_once(path, str(error))
@@ -301,6 +316,8 @@ class VectorStore:
 
         It comes after the result, which is right whatever fails here.
         """
+        if not self._writes:
+            return
         folder = self._folder()
         try:
             tidying.remove_abandoned(folder)
@@ -317,7 +334,7 @@ class VectorStore:
             tidying.evict(VectorStore(self.location)._folders(), limit)
 
     def _repair(self, damaged: set[Path]) -> None:
-        for path in damaged:
+        for path in damaged if self._writes else ():
             tidying.keep_intact(path)
         left = {path for path in damaged if os.path.lexists(path)}
         if left and left <= _WARNED:
@@ -370,6 +387,26 @@ class VectorStore:
         return [path for path in names if os.path.isdir(path)]
 
 
+class NoStore(VectorStore):
+    """What ``memory=False`` stands for: nothing is found, and nothing kept."""
+
+    _writes = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def info(self) -> dict[str, Any]:
+        """Describe that nothing is stored."""
+        totals = dict.fromkeys(("n_texts", "n_shards", "n_bytes"), 0)
+        return {"location": None, **totals, "size_limit": None, "models": []}
+
+    def _folders(self) -> list[Path]:
+        return []
+
+    def _read(self, keys: Keys, columns: Sequence[Column], out: Vectors) -> Found:
+        return Found(np.ones(len(keys), bool), np.zeros(len(keys), bool))
+
+
 class Writer:
     """Gathers the vectors of one pass into shards, published also when the pass breaks off."""
 
@@ -390,7 +427,7 @@ class Writer:
 
     def add(self, keys: Keys, truncated: Mask, vectors: Vectors) -> None:
         """Take vectors of shape (n, len(columns) * width); publish if there are enough."""
-        if self._broken or not len(keys):
+        if self._broken or not self._store._writes or not len(keys):
             return
         self._parts.append((keys, truncated, vectors))
         self._bytes += vectors.nbytes

@@ -8,7 +8,6 @@ from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import TransformerMixin, _fit_context, clone
@@ -21,12 +20,11 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
 from .._blocks import EmbeddingBlocks, to_slices
-from .embedder import LLMLayerEmbedder
-from .store import VectorStore
+from .embedder import LLMLayerEmbedder, Memory
 from .texts import as_sequence
 
 if TYPE_CHECKING:
-    import os
+    pass
 
 
 class EmbedderUnion(TransformerMixin, _BaseComposition):
@@ -42,7 +40,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
     embedders : list of (str, transformer)
         Names and transformers of texts: `LLMLayerEmbedder`, `TfidfVectorizer`, a pipeline,
         another union, or "drop". They are cloned in `fit`.
-    memory : path-like, joblib.Memory, VectorStore or None, default=None
+    memory : path-like, joblib.Memory, VectorStore, None or False, default=None
         Handed to every `LLMLayerEmbedder` in the union that has none.
     n_jobs : int or None, default=None
         How many embedders run at the same time, through joblib. By default they run one after
@@ -89,7 +87,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
         self,
         embedders: list[tuple[str, Any]],
         *,
-        memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
+        memory: Memory = None,
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
@@ -17,9 +16,8 @@ from sklearn.utils._optional_dependencies import check_pandas_support
 from .._blocks import densify
 from .._targets import CLASSES, LABELS, NUMBERS, Targets, Task, read_array, read_targets
 from ..embed.backbone import Backbone
-from ..embed.embedder import LLMLayerEmbedder
+from ..embed.embedder import LLMLayerEmbedder, Memory
 from ..embed.pooling import BLENDED_POOLINGS
-from ..embed.store import VectorStore
 from ..embed.texts import check_texts
 from ..embed.union import EmbedderUnion
 from ..inspection.cost import measure_costs
@@ -95,7 +93,7 @@ def rank_models(
     task: Task = "auto",
     scoring: str | None = None,
     costs: pd.DataFrame | None = None,
-    memory: str | os.PathLike[str] | joblib.Memory | VectorStore | None = None,
+    memory: Memory = None,
     max_length: int | None = None,
     random_state: int | np.random.RandomState | None = None,
     verbose: int = 0,
@@ -127,7 +125,7 @@ def rank_models(
         What each model costs, as `measure_costs` returns: a row by each name, with the columns
         "seconds_per_text" and "bytes_per_text". None measures it with 32 of the texts, in a new
         process for each model.
-    memory : path-like, joblib.Memory, VectorStore or None, default=None
+    memory : path-like, joblib.Memory, VectorStore, None or False, default=None
         Where vectors are stored, for models that have no `memory` of their own.
     max_length : int or None, default=None
         Most tokens of a text, for models that are given without an embedder.

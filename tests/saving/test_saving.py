@@ -153,7 +153,7 @@ def test_text_pipelines_come_back_without_weights(which, folder, texts, tmp_path
     fitted = clone(text_pipelines(folder)[which]).fit(texts, ["pos", "neg"] * 7)
     save(fitted, tmp_path / "model")
     assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < 100_000
-    assert_same(load(tmp_path / "model"), fitted, [*texts, "a new text"])
+    assert_same(load(tmp_path / "model", memory="saved"), fitted, [*texts, "a new text"])
 
 
 def test_no_model_in_memory_is_needed(folder, texts, tmp_path):
