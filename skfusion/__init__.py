@@ -9,6 +9,7 @@ from ._public import PUBLIC
 if TYPE_CHECKING:
     from ._blocks import EmbeddingBlocks
     from .embed.backbone import Backbone
+    from .embed.callable import CallableEmbedder
     from .embed.embedder import LLMLayerEmbedder, TruncationWarning
     from .embed.store import StoreWarning, VectorStore
     from .embed.union import EmbedderUnion
@@ -54,6 +55,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "PAPER_OPERATORS",
     "Backbone",
+    "CallableEmbedder",
     "Comparison",
     "CriticalDifferenceDisplay",
     "EmbedderUnion",

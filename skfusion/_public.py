@@ -4,6 +4,7 @@
 PUBLIC = {
     "PAPER_OPERATORS": ".fusion.registry",
     "Backbone": ".embed.backbone",
+    "CallableEmbedder": ".embed.callable",
     "Comparison": ".inspection.compare",
     "CriticalDifferenceDisplay": ".inspection.displays.ranks",
     "EmbedderUnion": ".embed.union",

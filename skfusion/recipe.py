@@ -23,8 +23,8 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _ensure_no_complex_data
 
 from ._targets import CLASSES, Targets, Task, read_targets
-from .embed.embedder import Memory
 from .embed.pooling import BLENDED_POOLINGS
+from .embed.stored import Memory
 from .neural.regressor import FusionMLPRegressor
 from .selection.head import FusionHead
 from .selection.recipe_base import BaseFusion, last_has

@@ -32,8 +32,9 @@ from sklearn.utils._optional_dependencies import check_pandas_support
 from . import _files
 from ._files import SCALARS, find, flat, is_compiled, is_plain, name_of
 from .embed.backbone import Backbone
-from .embed.embedder import LLMLayerEmbedder, Memory
+from .embed.embedder import LLMLayerEmbedder
 from .embed.store import VectorStore
+from .embed.stored import Memory, StoredEmbedder
 from .embed.union import EmbedderUnion
 from .fusion.registry import OPERATORS
 from .selection.optuna_search import OptunaSearchCV
@@ -192,7 +193,7 @@ def load(
         raise LoadError(f"{folder} is not loaded. {why}") from error
     if memory != "saved":
         for part in decoder.objects:
-            if isinstance(part, LLMLayerEmbedder) and part.__sklearn_is_fitted__():
+            if isinstance(part, StoredEmbedder) and part.__sklearn_is_fitted__():
                 part.set_params(memory=memory)
     return loaded
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from _support import tiny
 from _support.realdata import data_set
@@ -43,14 +44,17 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SKFUSION_CACHE"] = before
 
 
-@pytest.fixture(autouse=True)
-def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tiny models and networks lose more by threads that wait for each other than they gain."""
-    if request.node.get_closest_marker("real") is not None:
-        yield
-        return
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run most tests, with what sets them up, in one thread.
+
+    Tiny models and networks lose more by threads that wait for each other than they gain, and so
+    do real ones beside another busy process, such as the second lane of .ci/run.
+    """
+    if item.get_closest_marker("real") is not None and psutil.cpu_percent(interval=0.3) < 25:
+        return (yield)
     with POOLS.limit(limits=1):
-        yield
+        return (yield)
 
 
 @pytest.fixture(scope="session")

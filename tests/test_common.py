@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from _support import tiny
-from _support.doubles import NumberReader, NumericRows
+from _support.doubles import NumberReader, NumericRows, read_numbers
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skfusion import (
+    CallableEmbedder,
     EmbedderUnion,
     FusionClassifier,
     FusionHead,
@@ -69,7 +70,8 @@ def _embedders() -> list[Any]:
     union = [("a", rows), ("b", clone(rows).set_params(embedder__layer=0))]
     words = ("auto", "blend", "mean")
     chosen = [clone(rows).set_params(embedder__layer=layer) for layer in words]
-    return [rows, EmbedderUnion(union), *chosen]
+    function = NumericRows(CallableEmbedder(read_numbers, "numbers", memory=False))
+    return [rows, EmbedderUnion(union), *chosen, function]
 
 
 # At the default lr=1e-4 a check trains ten times as long.

@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.base import _fit_context
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, Options, StrOptions
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from .._targets import TASKS, Targets, Task, require_y
@@ -29,21 +28,14 @@ from .encoding import Spec, encode
 from .layers import is_word, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
-from .session import session_folder
 from .shards import Column
-from .store import NoStore, VectorStore
+from .stored import MEMORY, NO_COUNTS, Memory, StoredEmbedder
 from .texts import Missing, check_texts, encodable
 
 if TYPE_CHECKING:
     import torch
 
-#: What the parameter `memory` takes.
-Memory: TypeAlias = str | os.PathLike[str] | joblib.Memory | VectorStore | Literal[False] | None
-
 _WARNED: set[str | None] = set()  # fingerprints whose cut texts this process has heard of
-#: Of a call. A fitted embedder holds them in one dict, since `transform` must leave its attributes
-#: as they are.
-_NO_COUNTS = {"truncated": 0, "encoded": 0, "found": 0}
 _READ_BYTES = 2**29  # of vectors that are in memory together when all layers are looked at
 #: What fitting with "auto", "blend" or "mean" sets, and what it sets last: gone when another fit
 #: begins.
@@ -65,7 +57,7 @@ class TruncationWarning(UserWarning):
     """Some texts were longer than the model or `max_length` takes, and were cut."""
 
 
-class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
+class LLMLayerEmbedder(StoredEmbedder):
     """Turn texts into the pooled hidden states of a language model.
 
     The layer and the pooling are hyperparameters: the first pass of a text through the model
@@ -262,7 +254,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         "device": "no_validation",
         "dtype": "no_validation",
         "batch_tokens": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "memory": [str, os.PathLike, joblib.Memory, VectorStore, None, Options(bool, {False})],
+        "memory": MEMORY,
         "missing": [StrOptions({"error", "empty"})],
         "normalize": ["boolean"],
         "revision": [str, None],
@@ -389,7 +381,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             If vectors cannot be stored, or some were found damaged.
         """
         check_is_fitted(self)
-        self._counts.update(_NO_COUNTS)
+        self._counts.update(NO_COUNTS)
         texts, progress = check_texts(X, missing=self.missing), bool(self.verbose)
         model = self.model
         if isinstance(model, Backbone) and not model._looks_like(self._spec.identity):
@@ -404,28 +396,6 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             stored = self._stored if self.store_._writes else []
             vectors = self._encode(texts, self._columns(), stored, progress)
         return self._normalized(vectors, self._block_width())
-
-    def fit_transform(self, X: ArrayLike, y: Any = None) -> NDArray[np.float32]:
-        """Fit to texts and embed them: `fit`, and then `transform`.
-
-        Parameters
-        ----------
-        X : sequence of str of shape (n_texts,)
-            Texts, as in `fit`.
-        y : array-like or None, default=None
-            As in `fit`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n_texts, n_layers * n_poolings * hidden_size_)
-            As `transform` returns.
-        """
-        self.fit(X, y)
-        before = self._counts["encoded"]
-        vectors: NDArray[np.float32] = self.transform(X)
-        self._counts["encoded"] += before
-        self._counts["found"] = max(0, self._counts["found"] - before)
-        return vectors
 
     def precompute(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
         """Fill the store with the vectors of texts, showing a progress bar.
@@ -445,7 +415,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             Itself; fitted, if it was not.
         """
         if self.__sklearn_is_fitted__():
-            self._counts.update(_NO_COUNTS)
+            self._counts.update(NO_COUNTS)
         else:
             self._validate_params()
             self._fit(X, y, progress=bool(verbose))
@@ -495,26 +465,8 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         """How many texts of the last call were cut."""
         return self._counts["truncated"]
 
-    @property
-    def n_encoded_(self) -> int:
-        """How many different texts of the last call passed through the model."""
-        return self._counts["encoded"]
-
-    @property
-    def n_found_(self) -> int:
-        """How many different texts of the last call were found in the store."""
-        return self._counts["found"]
-
-    @property
-    def store_(self) -> VectorStore:
-        """The part of `memory` for this model and these settings."""
-        check_is_fitted(self, "_spec")
-        return self._memory()._scoped(self._spec.fingerprint(), self._spec.about())
-
-    def _memory(self) -> VectorStore:
-        if isinstance(self.memory, VectorStore):
-            return self.memory
-        return NoStore() if self.memory is False else VectorStore(self.memory)
+    def _scope(self) -> tuple[str, dict[str, Any]]:
+        return self._spec.fingerprint(), self._spec.about()
 
     def _fit(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
         """Do the work of `fit`."""
@@ -550,7 +502,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             self.__dict__.pop(name, None)
         self.layers_, self.poolings_ = layers, poolings
         self.n_layers_, self.hidden_size_ = n_layers, source.width
-        self._counts, self._held = dict(_NO_COUNTS), {}
+        self._counts, self._held = dict(NO_COUNTS), {}
         self._stored, self._spec = stored, spec
         self._averages = is_word(self.layer, "mean")
         if self._chooses():
@@ -623,13 +575,6 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         width: int = next(iter(self.output_indices_.values())).stop
         return width
 
-    def _normalized(self, vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-        if self.normalize:
-            blocks = vectors.reshape(-1, width)
-            norms = np.linalg.norm(blocks, axis=1, keepdims=True)
-            return np.divide(blocks, np.where(norms == 0, 1, norms)).reshape(vectors.shape)
-        return vectors
-
     def _source_again(self) -> Source:
         return resolve_again(
             self._spec.identity,
@@ -695,10 +640,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
             batch_tokens=self.batch_tokens,
             progress=progress,
         )
-        self._counts["truncated"] = encoded.n_truncated
-        # A call that reads more than fits the memory looks into the store several times.
-        self._counts["encoded"] += encoded.n_encoded
-        self._counts["found"] = max(0, encoded.n_different - self._counts["encoded"])
+        self._count(encoded)
         # A search reads the same cut texts from the store hundreds of times: of those it is
         # enough to hear once per process.
         heard = store._fingerprint in _WARNED
@@ -721,9 +663,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
         return hasattr(self, "output_indices_")  # set when the choice has been made
 
     def __getstate__(self) -> Mapping[str, Any]:
-        if self.memory is None:
-            session_folder()  # workers look for it, so it must exist before they are sent this
-        state: dict[str, Any] = super().__getstate__()
+        state = super().__getstate__()
         return {**state, "_held": {}} if "_held" in state else state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -738,12 +678,7 @@ class LLMLayerEmbedder(TransformerMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
-        tags.input_tags.one_d_array = True
-        tags.input_tags.allow_nan = self.missing == "empty"
         tags.target_tags.required = self._needs_y()
-        tags.transformer_tags.preserves_dtype = []
         return tags
 
 

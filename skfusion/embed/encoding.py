@@ -29,8 +29,6 @@ _LOG = logging.getLogger(__name__)
 #: enough that their token ids do not fill the memory.
 WINDOW = 4096
 
-_STORE_DTYPES = ("auto", "float32", "float16")
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -71,11 +69,6 @@ class Spec:
             raise ValueError(
                 f"max_length={max_length} is more than the {limit} positions that "
                 f"{source.name!r} has. Use at most {limit}, or None for that."
-            )
-        if store_dtype not in _STORE_DTYPES:
-            raise ValueError(
-                f"VectorStore(dtype=...): dtype must be one of {', '.join(_STORE_DTYPES)}; got "
-                f"{store_dtype!r}."
             )
         sentence = source.sentence
         limits = [n for n in (source.max_positions, sentence.max_length) if n is not None]
@@ -165,23 +158,40 @@ def encode(
     Equal texts are encoded once, and the backbone is loaded only if a text is missing. A vector
     that is asked for and not finite is a ValueError; those of other texts are stored.
     """
-    run = _Run(texts, columns, stored, spec, store)
+    run = _ModelRun(texts, columns, stored, spec, store)
     run.read()
     n_missing = int((~run.known).sum())
     _LOG.debug("%s: %d of %d texts are stored", spec.model, len(run.texts) - n_missing, len(texts))
     if n_missing:
         backbone, started = load(), time.perf_counter()
         run.compute(backbone, batch_tokens, progress)
-        seconds = time.perf_counter() - started
-        _LOG.info("%s: computed %d texts in %.1f s", spec.model, run.n_encoded, seconds)
-        store._tidy()
-    return Encoded(
-        vectors=run.out if len(run.texts) == len(texts) else run.out[run.inverse],
-        n_truncated=int(run.truncated[run.inverse].sum()),
-        n_different=len(run.texts),
-        n_encoded=run.n_encoded,
-        newly_truncated=run.newly_truncated,
-    )
+        run.finish(spec.model, time.perf_counter() - started)
+    return run.encoded()
+
+
+def encode_by(
+    function: Callable[[list[str]], NDArray[np.float32]],
+    texts: Sequence[str],
+    *,
+    column: Column,
+    width: int,
+    store: VectorStore,
+    batch_size: int,
+    label: str,
+    progress: bool,
+) -> Encoded:
+    """Return the vectors that a function gives texts; what is stored is not computed.
+
+    The function gets at most `batch_size` different texts and returns a vector of `width` finite
+    values for each. What it raises ends the call; batches before are stored.
+    """
+    run = _FunctionRun(texts, [column], width, store)
+    run.read()
+    if not run.known.all():
+        started = time.perf_counter()
+        run.compute(function, batch_size, label, progress)
+        run.finish(label, time.perf_counter() - started)
+    return run.encoded()
 
 
 class _Run:
@@ -191,17 +201,15 @@ class _Run:
         self,
         texts: Sequence[str],
         columns: Sequence[Column],
-        stored: Sequence[Column],
-        spec: Spec,
+        width: int,
         store: VectorStore,
     ) -> None:
         unique: dict[str, int] = {}
         inverse = [unique.setdefault(text, len(unique)) for text in texts]
         self.texts, self.inverse = list(unique), np.array(inverse, dtype=np.intp)
-        self.columns, self.spec, self.store = columns, spec, store
-        self.computed = list(dict.fromkeys([*columns, *stored]))
+        self.columns, self.store = columns, store
         self.keys = text_keys(self.texts)
-        self.out = np.empty((len(unique), len(columns) * spec.width), dtype=np.float32)
+        self.out = np.empty((len(unique), len(columns) * width), dtype=np.float32)
         self.truncated = np.zeros(len(unique), dtype=bool)
         self.known = np.zeros(len(unique), dtype=bool)
         self.n_encoded = 0
@@ -219,6 +227,91 @@ class _Run:
             self.out[there] = out[~found.missing]
             self.truncated[there] = found.truncated[~found.missing]
             self.known[there] = True
+
+    def take(
+        self, rows: NDArray[np.intp], vectors: NDArray[np.float32], writer: Writer
+    ) -> list[bool]:
+        """Store the vectors of rows that are finite; return which are."""
+        asked = self.out.shape[1]
+        good = np.logical_and.reduce(np.isfinite(vectors[:, :asked]), axis=1)
+        writer.add(self.keys[rows[good]], self.truncated[rows[good]], vectors[good])
+        if good.all():
+            self.out[rows] = vectors[:, :asked]
+            self.known[rows] = True
+            self.n_encoded += len(rows)
+        return list(map(bool, good))
+
+    def position(self, row: int) -> tuple[int, str]:
+        """Return where a text stands that the user gave, and how it begins."""
+        text = self.texts[row]
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        return int(np.flatnonzero(self.inverse == row)[0]), shown
+
+    def finish(self, label: str, seconds: float) -> None:
+        """Say what was done, and tidy up behind it."""
+        _LOG.info("%s: computed %d texts in %.1f s", label, self.n_encoded, seconds)
+        self.store._tidy()
+
+    def encoded(self) -> Encoded:
+        """Return the vectors in the order of the texts that were given."""
+        whole = len(self.texts) == len(self.inverse)
+        return Encoded(
+            vectors=self.out if whole else self.out[self.inverse],
+            n_truncated=int(self.truncated[self.inverse].sum()),
+            n_different=len(self.texts),
+            n_encoded=self.n_encoded,
+            newly_truncated=self.newly_truncated,
+        )
+
+
+class _FunctionRun(_Run):
+    """A call that computes by a function of texts."""
+
+    def compute(
+        self,
+        function: Callable[[list[str]], NDArray[np.float32]],
+        batch_size: int,
+        label: str,
+        progress: bool,
+    ) -> None:
+        """Give the missing texts to the function, batch by batch."""
+        missing = np.flatnonzero(~self.known)
+        with (
+            tqdm(total=len(missing), desc=label, unit="text", disable=not progress) as bar,
+            Writer(self.store, self.columns) as writer,
+        ):
+            for start in range(0, len(missing), batch_size):
+                batch = missing[start : start + batch_size]
+                # Another thread or process may have stored some since the last look.
+                if start:
+                    self.read(batch)
+                rows = batch[~self.known[batch]]
+                if len(rows):
+                    good = self.take(rows, function([self.texts[i] for i in rows]), writer)
+                    if not all(good):
+                        position, shown = self.position(int(rows[good.index(False)]))
+                        raise ValueError(
+                            f"The vector of the text at position {position} ({shown!r}) is not "
+                            f"finite. Nothing of it was stored; the other texts of its batch and "
+                            f"those before were."
+                        )
+                bar.update(len(batch))
+
+
+class _ModelRun(_Run):
+    """A call that computes by a language model."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        columns: Sequence[Column],
+        stored: Sequence[Column],
+        spec: Spec,
+        store: VectorStore,
+    ) -> None:
+        super().__init__(texts, columns, spec.width, store)
+        self.spec = spec
+        self.computed = list(dict.fromkeys([*columns, *stored]))
 
     def compute(self, backbone: Backbone, batch_tokens: int | str, progress: bool) -> None:
         """Run the missing texts through the model, window by window."""
@@ -258,26 +351,20 @@ class _Run:
         tokens = self.spec.tokenize(backbone, [self.texts[i] for i in window])
         self.truncated[window] = tokens.truncated
         self.newly_truncated |= bool(tokens.truncated.any())
-        asked = self.out.shape[1]
         for batch, vectors in run_batches(
             backbone, forward, tokens, budget, self.spec.store_dtype
         ):
             rows = window[batch]
-            good = np.logical_and.reduce(np.isfinite(vectors[:, :asked]), axis=1)
-            writer.add(self.keys[rows[good]], self.truncated[rows[good]], vectors[good])
-            if not good.all():
-                first = int(np.flatnonzero(~good)[0])
-                raise self._not_finite(int(rows[first]), vectors[first, :asked])
-            self.out[rows] = vectors[:, :asked]
-            self.known[rows] = True
-            self.n_encoded += len(rows)
+            good = self.take(rows, vectors, writer)
+            if not all(good):
+                first = good.index(False)
+                raise self._not_finite(int(rows[first]), vectors[first, : self.out.shape[1]])
             yield len(rows)
 
     def _not_finite(self, row: int, vector: NDArray[np.float32]) -> ValueError:
         value = int(np.flatnonzero(~np.isfinite(vector))[0])
         layer, pooling = self.columns[value // self.spec.width]
-        text, position = self.texts[row], int(np.flatnonzero(self.inverse == row)[0])
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        position, shown = self.position(row)
         rounded = " stored as float16" if self.spec.store_dtype == "float16" else ""
         return ValueError(
             f"The {pooling} vector of layer {layer} is not finite for the text at position "

@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # what joblib.hash returns
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(?:i?B)?|B)?\s*", re.IGNORECASE)
 _USED_SECONDS = 1.0  # how exact the time of last use is that eviction goes by
+STORE_DTYPES = ("auto", "float32", "float16")
 _MODES = ("rw", "r")
 _TRIES = 10  # how often shards may vanish under a reader before it computes instead
 _FLUSH_BYTES = 64 * 2**20  # of a shard in memory, as float32
@@ -210,6 +211,11 @@ class VectorStore:
     def _check(self) -> None:
         """Refuse parameters that would fail when something is stored; `fit` calls it."""
         self._limit_bytes()
+        if self.dtype not in STORE_DTYPES:
+            raise ValueError(
+                f"VectorStore(dtype=...): dtype must be one of {', '.join(STORE_DTYPES)}; got "
+                f"{self.dtype!r}."
+            )
         if self.mode not in _MODES:
             raise ValueError(
                 f"VectorStore(mode=...): mode must be 'rw' (read and write) or 'r' (read only); "
@@ -296,6 +302,15 @@ class VectorStore:
         except (OSError, MemoryError):
             pass  # unreadable for whatever reason is a miss
         return intact
+
+    def _width(self, column: Column) -> int | None:
+        """Return the width of a column as it is stored, or None where it is not."""
+        for path in shards.list_files(self._folder()):
+            with contextlib.suppress(OSError, MemoryError, UnmarkedError, DamagedShardError):
+                shard = shards.open_shard(path)
+                if column in shard.columns:
+                    return shard.columns[column][1]
+        return None
 
     def _write(self, keys: Keys, truncated: Mask, columns: dict[Column, Vectors]) -> None:
         """Store vectors as one shard; raises OSError where that cannot be."""
@@ -402,6 +417,9 @@ class NoStore(VectorStore):
 
     def _folders(self) -> list[Path]:
         return []
+
+    def _width(self, column: Column) -> int | None:
+        return None
 
     def _read(self, keys: Keys, columns: Sequence[Column], out: Vectors) -> Found:
         return Found(np.ones(len(keys), bool), np.zeros(len(keys), bool))

@@ -20,7 +20,8 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
 from .._blocks import EmbeddingBlocks, to_slices
-from .embedder import LLMLayerEmbedder, Memory
+from .embedder import LLMLayerEmbedder
+from .stored import MEMORY, Memory, StoredEmbedder
 from .texts import as_sequence
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
         Names and transformers of texts: `LLMLayerEmbedder`, `TfidfVectorizer`, a pipeline,
         another union, or "drop". They are cloned in `fit`.
     memory : path-like, joblib.Memory, VectorStore, None or False, default=None
-        Handed to every `LLMLayerEmbedder` in the union that has none.
+        Handed to every `LLMLayerEmbedder` and `CallableEmbedder` in the union that has none.
     n_jobs : int or None, default=None
         How many embedders run at the same time, through joblib. By default they run one after
         another, and a model's weights are let go when the next ones are loaded.
@@ -78,7 +79,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
 
     _parameter_constraints: dict[str, Any] = {
         "embedders": [list],
-        "memory": LLMLayerEmbedder._parameter_constraints["memory"],
+        "memory": MEMORY,
         "n_jobs": [Integral, None],
         "verbose": ["verbose"],
     }
@@ -331,7 +332,7 @@ class EmbedderUnion(TransformerMixin, _BaseComposition):
         if hasattr(embedder, "get_params"):
             parts += embedder.get_params(deep=True).values()
         for part in parts:
-            if isinstance(part, LLMLayerEmbedder):
+            if isinstance(part, StoredEmbedder):
                 if part.memory is None:
                     part.set_params(memory=self.memory)
                 if not part.verbose:

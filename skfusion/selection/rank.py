@@ -16,8 +16,9 @@ from sklearn.utils._optional_dependencies import check_pandas_support
 from .._blocks import densify
 from .._targets import CLASSES, LABELS, NUMBERS, Targets, Task, read_array, read_targets
 from ..embed.backbone import Backbone
-from ..embed.embedder import LLMLayerEmbedder, Memory
+from ..embed.embedder import LLMLayerEmbedder
 from ..embed.pooling import BLENDED_POOLINGS
+from ..embed.stored import Memory
 from ..embed.texts import check_texts
 from ..embed.union import EmbedderUnion
 from ..inspection.cost import measure_costs

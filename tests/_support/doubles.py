@@ -120,6 +120,11 @@ def stub(change: Any = None, **options: Any) -> Backbone:
     return Backbone(StubModel(change, **options), LengthTokenizer())
 
 
+def read_numbers(texts: Any) -> NDArray[np.float64]:
+    """Return the numbers of texts."""
+    return np.array([[float(number) for number in text.split()] for text in texts])
+
+
 class NumberReader(TransformerMixin, BaseEstimator):
     """A model that reads the numbers of a text: as cheap as a model can be."""
 
@@ -128,7 +133,7 @@ class NumberReader(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        return np.array([[float(number) for number in text.split()] for text in X])
+        return read_numbers(X)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         return np.array([f"number{i}" for i in range(self.n_numbers_)], dtype=object)

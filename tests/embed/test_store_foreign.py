@@ -413,6 +413,7 @@ def test_parameters_are_stored_as_they_are_and_shown_where_they_differ():
         "layers": "all",
         "poolings": "all",
         "dtype": "auto",
+        "mode": "rw",
     }
     public = {name for name in [*vars(VectorStore), *vars(store)] if not name.startswith("_")}
     assert public == {"info", "clear", "verify", *vars(store)}
