@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -140,6 +140,11 @@ class Backbone:
         self._lock = threading.RLock()
         self._kept: Kept | None = None  # what a forward may not change, while a pass goes on
         self._probe: Probe | None = None  # set by the first pass
+        # Whether `load` made the model, so that nobody else can change it, and what it then has.
+        self._private = False
+        self._known_blocks: list[Any] | None = None
+        self._snapshot: Kept | None = None
+        self._accepted: tuple[Any, Mapping[str, inspect.Parameter]] | None = None
         self._known: Identity | None = None
         self._shape: tuple[int, int] | None = None
 
@@ -423,7 +428,10 @@ class Backbone:
             "return_dict": True,
             "output_hidden_states": all_states or None,
         }
-        accepted = inspect.signature(self._body.forward).parameters
+        forward = self._body.forward
+        if self._accepted is None or self._accepted[0] != forward:
+            self._accepted = forward, inspect.signature(forward).parameters
+        accepted = self._accepted[1]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         options = {
             name: value
@@ -462,9 +470,13 @@ class Backbone:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
-            stack.enter_context(self._state().own_changes())
+            if not self._private:
+                stack.enter_context(self._state().own_changes())
             self._settle()
-            before, self._kept = self._kept, stack.enter_context(computing(self._body))
+            kept = stack.enter_context(computing(self._body, self._snapshot))
+            if self._private:
+                self._snapshot = kept
+            before, self._kept = self._kept, kept
             try:
                 yield
             finally:
@@ -475,6 +487,12 @@ class Backbone:
 
         Those that the model itself declares to be, if it does.
         """
+        if self._private and self._known_blocks is not None:
+            return self._known_blocks
+        self._known_blocks = self._find_blocks()
+        return self._known_blocks
+
+    def _find_blocks(self) -> list[Any]:
         declared = _declared_blocks(self._body)
         found: list[list[Any]] = []
         for module in getattr(self._body, "modules", list)():

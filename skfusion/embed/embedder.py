@@ -308,7 +308,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         self.verbose = verbose
 
     _blend: Blend | None = None  # set by layer="blend" alone
-    _held: dict[str, Backbone]  # with memory=False, the model, which stays loaded as long as this
+    _held: dict[str, Any]  # with memory=False, the model, which stays loaded as long as this
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
@@ -393,7 +393,7 @@ class LLMLayerEmbedder(StoredEmbedder):
             scales = self.layer_means_, self.layer_stds_
             vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
         else:
-            stored = self._stored if self.store_._writes else []
+            stored = self._stored if self._memory()._writes else []
             vectors = self._encode(texts, self._columns(), stored, progress)
         return self._normalized(vectors, self._block_width())
 
@@ -589,10 +589,14 @@ class LLMLayerEmbedder(StoredEmbedder):
         All that is opened, the parameters name; what `fit` saw is only compared with.
         """
         spec, trust = self._spec, self.trust_remote_code
+        described = describe_kwargs(self.model_kwargs, trust)
+        key = (self.model, self.revision, trust, described, self.device, spec.identity)
+        if self._held.get("key") == key:
+            held: Backbone = self._held["model"]
+            return held
         source = self._source_again()
         if isinstance(self.model, Backbone):
             return self.model
-        described = describe_kwargs(self.model_kwargs, trust)
         if (trust, described) != (spec.trust_remote_code, spec.model_kwargs):
             raise ValueError(
                 "trust_remote_code or model_kwargs has changed since fit. Call fit again."
@@ -600,7 +604,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         device = resolve_device(self.device)
         model = load(source, device=device, dtype=spec.dtype, model_kwargs=self.model_kwargs)
         if self.memory is False:  # it runs in each call, perhaps in turns with other models
-            self._held["model"] = model
+            self._held.update(key=key, model=model)
         return model
 
     def _reader(self, texts: list[str], columns: list[Column], progress: bool) -> Read:
@@ -619,7 +623,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         """Yield the vectors of one column after the other, after at most one pass for all."""
         known = self._columns()
         columns = known if columns is None else columns
-        stored = [*known, *self._stored] if self.store_._writes else []
+        stored = [*known, *self._stored] if self._memory()._writes else []
         step = self._most_columns(texts)
         for start in range(0, len(columns), step):
             part = list(columns[start : start + step])
@@ -671,7 +675,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         names = Spec.__dataclass_fields__.keys()
         if spec is not None and not (type(spec) is Spec and vars(spec).keys() == names):
             raise TypeError(f"The state of this {type(self).__name__} has no whole Spec: {spec!r}")
-        super().__setstate__(state)
+        super().__setstate__({**state, "_held": {}} if "_held" in state else state)
         if multiprocessing.current_process().name.startswith("LokyProcess"):
             # loky takes what a worker loads after its first task for a leak, and ends the worker.
             import torch  # noqa: F401

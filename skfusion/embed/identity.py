@@ -54,19 +54,22 @@ def modules_of(body: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def computing(body: Any) -> Iterator[Kept]:
+def computing(body: Any, kept: Kept | None = None) -> Iterator[Kept]:
     """Keep a body in evaluation mode; what is yielded puts back what a forward has changed.
 
     The flags are set one by one, not by ``eval()``, which a model may have made do more. To be
-    entered by one thread at a time.
+    entered by one thread at a time. `kept` is what an earlier pass has yielded, where nobody else
+    can have touched the body since: nothing of it is looked at again.
     """
-    modules = list(modules_of(body).values())
-    trained = [module for module in modules if getattr(module, "training", False) is True]
     with contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
-        for module in trained:
+        if kept is not None:
+            yield kept
+            return
+        modules = list(modules_of(body).values())
+        for module in [m for m in modules if getattr(m, "training", False) is True]:
             module.training = False
             stack.callback(setattr, module, "training", True)
         kept = Kept(modules)

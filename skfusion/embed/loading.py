@@ -470,6 +470,7 @@ def _load(
             f"example {absent[0]!r}: its vectors would be random. Check that the folder "
             f"holds a whole model of type {config.model_type!r}."
         )
+    backbone._private = True
     return backbone
 
 

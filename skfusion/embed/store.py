@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import json
 import logging
@@ -204,7 +203,8 @@ class VectorStore:
 
     def _scoped(self, fingerprint: str, about: dict[str, Any]) -> VectorStore:
         """Return this store as seen by one model and setting, and what `info` says of these."""
-        scoped = copy.copy(self)
+        scoped = object.__new__(type(self))
+        scoped.__dict__.update(self.__dict__)
         scoped._fingerprint, scoped._about = fingerprint, about
         return scoped
 
