@@ -259,7 +259,7 @@ def predict(
     table = _rows(read_table(data, kind=format), [text], skip_bad_rows)
     if not folder.is_dir():
         raise BadInput(f"There is no saved model at {folder}. `skfusion fit --save` makes one.")
-    classifier = load(folder)
+    classifier = load(folder, memory="saved")  # so that what is interrupted goes on
     texts = table.column(text)
     columns: dict[str, Any] = dict(table.columns)
     columns[_free("prediction", columns)] = classifier.predict(texts)

@@ -390,23 +390,26 @@ def load(
     described = describe_kwargs(model_kwargs, source.trust_remote_code)
     key = (source.identity, device, dtype, str(described))
     with _LOAD_LOCK:
-        if (alive := _ALIVE.get(key)) is not None:
-            return alive
-        if key not in _LOADED:
-            while len(_LOADED) >= _KEEP_LOADED:
-                _LOADED.popitem(last=False)
+        if key in _LOADED:
+            return _LOADED[key]
+        while len(_LOADED) >= _KEEP_LOADED:
+            _LOADED.popitem(last=False)
+        backbone = _ALIVE.get(key)
+        if backbone is None:
             _LOG.info("loading %s on %s in %s", source.name, device, dtype)
             started = time.perf_counter()
             folder = _converted(source) if source.gguf else source.location
-            _LOADED[key] = _ALIVE[key] = _load(source, folder, device, dtype, model_kwargs or {})
+            backbone = _load(source, folder, device, dtype, model_kwargs or {})
             _LOG.info("loaded %s in %.1f s", source.name, time.perf_counter() - started)
-        return _LOADED[key]
+        _LOADED[key] = _ALIVE[key] = backbone
+        return backbone
 
 
 def release() -> None:
     """Let go of the loaded model, whose memory is freed once no pass uses it."""
     with _LOAD_LOCK:
         _LOADED.clear()
+        _ALIVE.clear()
 
 
 def _load(

@@ -350,6 +350,10 @@ def test_layers_of_fitted_embedders(folder: Any, texts: list[str]) -> None:
     profile = LayerProfileDisplay.from_estimator(auto)
     assert profile.chosen == str(auto.layer_)
     assert np.asarray(profile.profiles["mean"])[1] == auto.layer_scores_["layer1_mean"]
+    half = np.asarray(profile.half_intervals["mean"])[1]
+    assert half == pytest.approx(1.96 * auto.layer_errors_["layer1_mean"])
+    tied = np.flatnonzero(profile.tied["mean"])
+    assert [f"layer{k}_mean" for k in tied] == sorted(auto.layer_ties_)
     bars = WeightsDisplay.from_estimator(blend)
     assert np.asarray(bars.weights).max() == max(blend.layer_weights_.values())
     both = EmbedderUnion([("a", blend), ("b", auto)]).fit(texts, y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -203,10 +204,19 @@ class LayerProfileDisplay:
         Returns
         -------
         LayerProfileDisplay
-            Drawn, one line per pooling: scores of "auto", weights of "blend".
+            Drawn, one line per pooling: scores of "auto", with the intervals of their differences
+            to the best where its criterion gives such, and weights of "blend".
         """
-        layers, profiles, name, chosen = _layer_values(estimator, model)
-        return cls(layers, profiles, chosen=chosen, name=name).plot(ax)
+        found = _fitted_layers(estimator, model)
+        return cls(
+            found.layers,
+            found.profiles,
+            half_intervals=found.half_intervals,
+            tied=found.tied,
+            chosen=found.chosen,
+            name=found.name,
+            notes=["95 % intervals of the difference to the best"] if found.half_intervals else [],
+        ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw.
@@ -426,9 +436,15 @@ class LayerHeatmapDisplay:
         LayerHeatmapDisplay
             Drawn.
         """
-        layers, profiles, name, _ = _layer_values(estimator, model)
-        values = np.stack(list(profiles.values()))
-        return cls(values, list(profiles), layers, name=name, row_name="pooling").plot(ax)
+        found = _fitted_layers(estimator, model)
+        return cls(
+            np.stack(list(found.profiles.values())),
+            list(found.profiles),
+            found.layers,
+            tied=None if found.tied is None else np.stack(list(found.tied.values())),
+            name=found.name,
+            row_name="pooling",
+        ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw.
@@ -695,10 +711,20 @@ def _padded(values: NDArray[Any], n: int) -> Floats:
     return padded
 
 
-def _layer_values(
-    estimator: Any, model: str | None
-) -> tuple[list[str], dict[str, Floats], str, str | None]:
-    """Return layers, their values by pooling, what these are, and the chosen layer."""
+@dataclass(frozen=True)
+class _FittedLayers:
+    """What a fitted embedder goes by, by pooling."""
+
+    layers: list[str]
+    profiles: dict[str, Floats]
+    name: str
+    chosen: str | None = None
+    half_intervals: dict[str, Floats] | None = None
+    tied: dict[str, NDArray[np.bool_]] | None = None
+
+
+def _fitted_layers(estimator: Any, model: str | None) -> _FittedLayers:
+    """Read what an embedder inside of a fitted estimator has chosen or blended by."""
     found = [
         (name, part)
         for name, part in fitted_parts(estimator)
@@ -713,24 +739,33 @@ def _layer_values(
     if model is not None and model not in names:
         raise ValueError(f"model={model!r} is none of the embedders {', '.join(names)}.")
     part = found[0 if model is None else names.index(model)][1]
-    if hasattr(part, "layer_weights_"):
-        found_values, name, chosen = part.layer_weights_, "weight", None
-    else:
-        (column,) = part.output_indices_
-        found_values, name = part.layer_scores_, "score, nats per row"
-        chosen = str(_parse(column)[0])
-    values = {_parse(block): float(value) for block, value in found_values.items()}
-    layers = sorted({layer for layer, _ in values})
-    poolings = dict.fromkeys(pooling for _, pooling in values)
-    profiles = {
-        pooling: np.array([values.get((layer, pooling), np.nan) for layer in layers])
-        for pooling in poolings
-    }
-    return (
-        [str(layer) for layer in layers],
+    blends = hasattr(part, "layer_weights_")
+    values = part.layer_weights_ if blends else part.layer_scores_
+    cells = {_parse(name): name for name in values}
+    layers = sorted({layer for layer, _ in cells})
+    poolings = list(dict.fromkeys(pooling for _, pooling in cells))
+
+    def spread(by_name: Mapping[str, float]) -> dict[str, Floats]:
+        return {
+            pooling: np.array(
+                [by_name.get(cells.get((layer, pooling), ""), np.nan) for layer in layers]
+            )
+            for pooling in poolings
+        }
+
+    labels, profiles = [str(layer) for layer in layers], spread(values)
+    if blends:
+        return _FittedLayers(labels, profiles, "weight")
+    (column,) = part.output_indices_
+    errors = {name: 1.96 * error for name, error in getattr(part, "layer_errors_", {}).items()}
+    ties = dict.fromkeys(part.layer_ties_, 1.0)
+    return _FittedLayers(
+        labels,
         profiles,
-        name,
-        None if chosen is None else str(chosen),
+        "score, nats per row",
+        chosen=str(_parse(column)[0]),
+        half_intervals=spread(errors) if errors else None,
+        tied={pooling: row == 1 for pooling, row in spread(ties).items()} if errors else None,
     )
 
 
