@@ -24,9 +24,9 @@ import typer
 
 from . import __version__
 from ._tables import Table, TableError, check_target, name_lines, read_table, write_table
+from .embed.estimating import size_words
 
 if TYPE_CHECKING:
-    from .embed.embedder import LLMLayerEmbedder
     from .recipe import FusionClassifier
     from .selection.optuna_search import OptunaSearchCV
 
@@ -34,7 +34,6 @@ P = ParamSpec("P")
 
 FAILED, BAD_INPUT = 1, 2
 _KNOWN = (MemoryError, OSError, ImportError, RuntimeError, TypeError, ValueError)
-_SAMPLED = 32  # texts that costs are estimated from
 
 app = typer.Typer(
     name="skfusion",
@@ -374,14 +373,12 @@ def info(store: Store, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    typer.echo(f"{found['location']}: {found['n_texts']:,} texts, {_size(found['n_bytes'])}")
+    typer.echo(f"{found['location']}: {found['n_texts']:,} texts, {size_words(found['n_bytes'])}")
     for one in found["models"]:
         layers = one["layers"]
         span = f"layers {layers[0]} to {layers[-1]}" if layers else "no layers"
-        typer.echo(
-            f"  {one.get('model', 'unknown')}: {one['n_texts']:,} texts, {_size(one['n_bytes'])}, "
-            f"{span}, {', '.join(one['poolings'])}"
-        )
+        held = f"{one['n_texts']:,} texts, {size_words(one['n_bytes'])}, {span}"
+        typer.echo(f"  {one.get('model', 'unknown')}: {held}, {', '.join(one['poolings'])}")
 
 
 @app.command()
@@ -412,7 +409,7 @@ def clear(store: Store) -> None:
     opened = _open_store(store)
     freed = opened.info()["n_bytes"]
     opened.clear()
-    typer.echo(f"{_size(freed)} removed from {store}.")
+    typer.echo(f"{size_words(freed)} removed from {store}.")
 
 
 def _print_version(asked: bool) -> None:
@@ -593,33 +590,11 @@ def _say_estimates(
     """Say what the passes will take, by some texts, whose vectors are stored."""
     from .embed.embedder import LLMLayerEmbedder
 
-    different = list(dict.fromkeys(texts))
-    step = max(1, len(different) // _SAMPLED)
-    sample = different[::step][:_SAMPLED]
     for model in models:
         embedder = LLMLayerEmbedder(model, max_length=max_length, memory=memory)
         with _bad_parameters():
-            embedder.fit(sample)
-        say(_estimate(embedder, model, sample, len(different)))
-
-
-def _estimate(embedder: LLMLayerEmbedder, model: str, sample: list[str], n_texts: int) -> str:
-    before = embedder.store_.info()
-    started = time.perf_counter()
-    tokens = float(embedder.count_tokens(sample).mean())
-    embedder.transform(sample[:1])  # loads the weights
-    loaded = time.perf_counter()
-    embedder.precompute(sample, verbose=0)
-    after = embedder.store_.info()
-    fresh = after["n_texts"] - before["n_texts"] - 1
-    todo = n_texts - before["n_texts"] if fresh > 0 else 0
-    words = f"{model}: {n_texts:,} different texts, about {tokens * n_texts:,.0f} tokens"
-    if after["n_texts"]:
-        words += f", {_size(after['n_bytes'] / after['n_texts'] * n_texts)} of vectors"
-    if fresh <= 0 or todo <= 0:
-        return f"{words}; most are stored already"
-    seconds = loaded - started + (time.perf_counter() - loaded) / fresh * todo
-    return f"{words}, about {_duration(seconds)}"
+            embedder.fit(texts)
+        say(f"{model}: {embedder.estimate(texts)}")
 
 
 def _blended(classifier: Any) -> dict[str, Any]:
@@ -670,17 +645,3 @@ def _free(name: str, columns: dict[str, Any]) -> str:
     while name in columns:
         name += "_"
     return name
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000 or unit == "GB":
-            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    raise AssertionError("unreachable")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

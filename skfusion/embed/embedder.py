@@ -25,6 +25,7 @@ from ..linear.scaling import column_scales, mean_over_layers
 from .backbone import Backbone, Source
 from .blend import Blend, Read, fit_blend
 from .encoding import Spec, encode
+from .estimating import Estimate, estimate
 from .layers import is_word, resolve_columns
 from .loading import describe_kwargs, load, resolve, resolve_again, resolve_device
 from .pooling import POOLINGS
@@ -441,6 +442,23 @@ class LLMLayerEmbedder(StoredEmbedder):
         check_is_fitted(self)
         texts = check_texts(X, missing=self.missing)
         return self._spec.tokenize(self._load(), texts).lengths()
+
+    def estimate(self, X: ArrayLike) -> Estimate:
+        """Say what embedding texts will take, before it is done; printed, in words.
+
+        Parameters
+        ----------
+        X : sequence of str of shape (n_texts,)
+            Texts, as in `fit`. Of these 32 at most are embedded, and stored, to tell by.
+
+        Returns
+        -------
+        Estimate
+            With the attributes `n_texts` (different ones), `n_tokens`, `n_missing` (texts that are
+            not stored), `seconds` and `n_bytes`.
+        """
+        check_is_fitted(self)
+        return estimate(self, check_texts(X, missing=self.missing))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names ``layer{k}_{pooling}_{i}`` or ``layerblend_{i}`` of the columns.

@@ -174,3 +174,23 @@ def test_a_recipe_is_fitted_again_with_the_store_it_was_saved_with(folder, tmp_p
     served = load(tmp_path / "model")
     assert served.embedders_[0][1].memory is False
     assert clone(served).fit(texts).embedders_[0][1].memory == str(tmp_path / "store")
+
+
+def test_an_estimate_before_the_work(folder, tmp_path):
+    texts = [f"good film number {i}" for i in range(100)]
+    embedder = LLMLayerEmbedder(folder(), memory=tmp_path).fit(texts)
+    found = embedder.estimate([*texts, *texts])
+    assert (found.n_texts, found.n_missing) == (100, 100)
+    assert found.n_tokens == pytest.approx(embedder.count_tokens(texts).sum(), rel=0.1)
+    assert found.seconds > 0
+    assert embedder.store_.info()["n_texts"] == 32
+    assert "100 different texts" in str(found) and "seconds" in str(found)
+    embedder.transform(texts)
+    again = embedder.estimate(texts)
+    assert (again.n_missing, again.seconds) == (0, 0)
+    stored = embedder.store_.info()["n_bytes"]
+    assert stored / 3 < found.n_bytes < 3 * stored and "stored already" in str(again)
+    nothing = embedder.set_params(memory=False).estimate(texts)
+    assert (nothing.n_missing, nothing.n_bytes) == (100, 0)
+    assert embedder.estimate(["one text"]).n_texts == 1
+    assert embedder.estimate([]).seconds == 0
