@@ -309,7 +309,9 @@ class LLMLayerEmbedder(StoredEmbedder):
         self.verbose = verbose
 
     _blend: Blend | None = None  # set by layer="blend" alone
-    _held: dict[str, Any]  # with memory=False, the model, which stays loaded as long as this
+    #: What is no part of a pickle: the store's name and, with memory=False, the model, which stays
+    #: loaded as long as this embedder.
+    _held: dict[str, Any]
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: Any = None) -> LLMLayerEmbedder:
@@ -484,7 +486,11 @@ class LLMLayerEmbedder(StoredEmbedder):
         return self._counts["truncated"]
 
     def _scope(self) -> tuple[str, dict[str, Any]]:
-        return self._spec.fingerprint(), self._spec.about()
+        spec, *scope = self._held.get("scope", (None,))
+        if spec is not self._spec:  # a text at a time, the hash is much of what is not the model
+            scope = [self._spec.fingerprint(), self._spec.about()]
+            self._held["scope"] = self._spec, *scope
+        return scope[0], scope[1]
 
     def _fit(self, X: ArrayLike, y: Any, *, progress: bool) -> None:
         """Do the work of `fit`."""
