@@ -7,10 +7,10 @@ A sentence encoder and a decoder language model see different things in a text. 
 pooling of the second one and the way in which both are fused are searched together. The grid has
 32 combinations and 161 fits; each text passes through each model once.
 
-The picture shows the cross-validated score by operator and layer, with SmolLM2
-alone below, and what each operator changes against the better model alone. Frames mark what is
-within one standard error of the best, hatching what is within the 95 % interval of the change:
-with 256 texts that is most of what is good.
+The picture shows the cross-validated score by operator and layer, with SmolLM2 alone below, and
+what each operator changes against the better model alone. Frames mark what is within one standard
+error of the best, hatching what is within the 95 % interval of the change: with 256 texts that is
+most of what is good.
 """
 
 import argparse

@@ -396,8 +396,7 @@ class LLMLayerEmbedder(StoredEmbedder):
             scales = self.layer_means_, self.layer_stds_
             vectors = mean_over_layers(columns, len(texts), scales, len(self.poolings_))
         else:
-            stored = self._stored if self._memory()._writes else []
-            vectors = self._encode(texts, self._columns(), stored, progress)
+            vectors = self._encode(texts, self._columns(), self._stored, progress)
         return self._normalized(vectors, self._block_width())
 
     def precompute(self, X: ArrayLike, y: Any = None, *, verbose: int = 1) -> LLMLayerEmbedder:
@@ -647,7 +646,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         """Yield the vectors of one column after the other, after at most one pass for all."""
         known = self._columns()
         columns = known if columns is None else columns
-        stored = [*known, *self._stored] if self._memory()._writes else []
+        stored = [*known, *self._stored]
         step = self._most_columns(texts)
         for start in range(0, len(columns), step):
             part = list(columns[start : start + step])
@@ -661,7 +660,7 @@ class LLMLayerEmbedder(StoredEmbedder):
         encoded = encode(
             texts,
             columns=columns,
-            stored=stored,
+            stored=stored if store._writes else [],
             spec=self._spec,
             store=store,
             load=self._load,

@@ -168,10 +168,9 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
         self.seconds_ = {**clock.seconds, "all": time.perf_counter() - clock.started}
 
     def _plan(self, seed: int) -> Plan:
-        given_models = self.models if isinstance(self.models, list | tuple) else [self.models]
         embedders = [
             (name, self._embedder(model, seed))
-            for name, model in name_models(given_models).items()
+            for name, model in name_models(self._listed()).items()
         ]
         names = [name for name, _ in embedders]
         given = set(names)
@@ -196,6 +195,9 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
             takes_texts=texts,
             chooses=self.subset == "auto" and len(embedders) > 1,
         )
+
+    def _listed(self) -> Any:
+        return self.models if isinstance(self.models, list | tuple) else [self.models]
 
     def _embedder(self, model: Any, seed: int) -> Any:
         if not isinstance(model, str | os.PathLike | Backbone):
@@ -360,7 +362,7 @@ class BaseFusion(BaseEstimator, metaclass=ABCMeta):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        models = self.models if isinstance(self.models, list | tuple) else [self.models]
+        models = self._listed()
         given = [m[1] if isinstance(m, list | tuple) and len(m) == 2 else m for m in models]
         if all(map(takes_texts, given)):
             tags.input_tags.string = True
